@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 from tqdm import tqdm
@@ -314,20 +315,31 @@ def _held_out(fraction: float, sentences: int) -> int:
     return max(1, round(fraction * sentences))
 
 
+def _audio_version(audio: str | bytes | StoredAudio | AudioSegment) -> str:
+    """Return what changes with a recording, wherever it lies: size and time of a file, its stretch
+    of it, the digest of bytes, or the fingerprint of a dataset with the row."""
+    if isinstance(audio, AudioSegment):
+        return f"{_audio_version(audio.path)}:{audio.start}:{audio.duration}:{audio.channel}"
+    if isinstance(audio, bytes):
+        return hashlib.sha256(audio).hexdigest()
+    if isinstance(audio, StoredAudio):
+        return f"{getattr(audio.rows, '_fingerprint', '')}:{audio.index}"
+    if not Path(audio).is_file():
+        return "missing"
+    stat = Path(audio).stat()
+    return f"{stat.st_size}:{stat.st_mtime_ns}"
+
+
 def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
     if audio is None:
         return b"-"
-    if isinstance(audio, AudioSegment):
-        segment = f":{audio.start}:{audio.duration}:{audio.channel}"
-        return _audio_stamp(audio.path) + segment.encode()
     if isinstance(audio, bytes):
         return hashlib.sha256(audio).digest()
+    version = _audio_version(audio)
     if isinstance(audio, StoredAudio):
-        return f"{getattr(audio.rows, '_fingerprint', '')}:{audio.index}".encode()
-    if not Path(audio).is_file():
-        return f"{audio}:missing".encode()
-    stat = Path(audio).stat()
-    return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode()
+        return version.encode()
+    path = audio.path if isinstance(audio, AudioSegment) else audio
+    return f"{path}:{version}".encode()
 
 
 TRANSCRIBED_TOGETHER = 64
@@ -340,30 +352,40 @@ def with_transcripts(
     """Return the rows; those without a text get the transcript of `recognizer` (a name, "" = none),
     and their source says so.
 
-    device: device of the recogniser. file: JSON lines with id, text and by, read first and written
-    after all recordings were transcribed; "" = none. Recordings that cannot be read keep their
-    empty text. Raises ConfigError if several processes would transcribe, DataError for a malformed
-    file.
+    device: device of the recogniser. file: JSON lines with id, text, by and audio (size and time
+    of the recording), read first and written after all recordings were transcribed; "" = none. A
+    recording that changed since is transcribed again; otherwise its line may be corrected, and is
+    used whichever recogniser made it. Recordings that cannot be read keep their empty text. Raises
+    ConfigError if several processes would transcribe, DataError for a malformed file.
     """
-    if not recognizer or all(u.text.strip() for u in rows):
+    untold = [u for u in rows if not u.text.strip()]
+    if not recognizer or not untold:
         return rows
     known = _read_transcripts(Path(file)) if file else {}
-    missing = [u for u in rows if not u.text.strip() and u.id not in known]
+    missing = [u for u in untold if known.get(u.id, {}).get("audio") != _audio_version(u.audio)]
     if missing:
         if processes > 1:
             raise ConfigError(
                 f"recognizer: {len(missing)} recordings must be transcribed first; run dcar "
                 "prepare once in a single process"
             )
+        changed = [known.pop(u.id)["id"] for u in missing if u.id in known]
+        if changed:
+            logger.warning(
+                "recordings that changed after their transcription are transcribed again (%d): %s",
+                len(changed),
+                shorten(", ".join(changed), 200),
+            )
         known |= _transcribe(missing, recognizer, device)
         if file:
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in known.values()]
             write_text(file, "".join(lines))
+    by = Counter(known[u.id]["by"] for u in untold if u.id in known)
     logger.info(
         "%d recordings have no text; transcripts by %s are used%s",
-        sum(not u.text.strip() for u in rows),
-        recognizer,
-        f"; correct it in {file}" if file else "",
+        len(untold),
+        ", ".join(f"{name} ({count})" for name, count in sorted(by.items())) or recognizer,
+        f"; correct them in {file}, or remove it to transcribe all of them again" if file else "",
     )
     return [_with_text(u, known) for u in rows]
 
@@ -377,10 +399,11 @@ def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, 
     with tqdm(desc="transcribe", total=len(rows), unit="utt") as bar:
         for start in range(0, len(rows), TRANSCRIBED_TOGETHER):
             batch = rows[start : start + TRANSCRIBED_TOGETHER]
+            versions = {u.id: _audio_version(u.audio) for u in batch}
             waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
             texts = recognizer.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
-            for utterance_id, text in zip(waves, texts, strict=True):
-                found[utterance_id] = {"id": utterance_id, "text": text.strip(), "by": name}
+            for i, text in zip(waves, texts, strict=True):
+                found[i] = {"id": i, "text": text.strip(), "by": name, "audio": versions[i]}
             bar.update(len(batch))
     return found
 
@@ -408,7 +431,7 @@ def _read_transcripts(file: Path) -> dict[str, dict[str, str]]:
     fix = "correct it, or remove the file to transcribe the recordings again"
     try:
         return {
-            row["id"]: {name: str(row[name]) for name in ("id", "text", "by")}
+            row["id"]: {name: str(row[name]) for name in ("id", "text", "by", "audio")}
             for _, row in json_lines(file, "a transcript as dcar prepare writes it", fix)
         }
     except (KeyError, TypeError) as error:

@@ -53,7 +53,13 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
         and Listener.heard == 1
     )
     kept = out.with_name("prepared.transcripts.jsonl")
-    assert json.loads(kept.read_text()) == {"id": "three", "text": "This was heard.", "by": "any"}
+    stat = (folder / "three.wav").stat()
+    assert json.loads(kept.read_text()) == {
+        "id": "three",
+        "text": "This was heard.",
+        "by": "any",
+        "audio": f"{stat.st_size}:{stat.st_mtime_ns}",
+    }
     kept.write_text(kept.read_text().replace("heard.", "corrected."))
     toy_prepare(PrepareConfig(**settings))
     assert {r["text"] for r in load_prepared(out, "train")} == {
@@ -64,6 +70,31 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     kept.write_text('{"id": 1}')
     with pytest.raises(DataError, match="prepared.transcripts.jsonl: "):
         toy_prepare(PrepareConfig(**settings))
+
+
+def test_a_recording_that_changed_is_transcribed_again(folder, caplog):
+    """The old sentence was once the text of the new recording, said to be by the second model."""
+    caplog.set_level("INFO")
+    (folder / "two.wav").unlink()
+    sf.write(folder / "four.wav", tone(1.2), RATE)
+    settings = {
+        "out": str(folder / "out" / "prepared"),
+        "corpus": "folder",
+        "path": str(folder),
+        "splits": ["train"],
+        "dev_fraction": 0,
+        "test_fraction": 0,
+    }
+    toy_prepare(PrepareConfig(**settings, recognizer="first"))
+    assert Listener.heard == 2
+    sf.write(folder / "three.wav", tone(1.5), RATE)
+    toy_prepare(PrepareConfig(**settings, recognizer="second"))
+    assert Listener.heard == 3
+    rows = {row["id"]: row for row in load_prepared(settings["out"], "train")}
+    assert rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by second)"
+    assert rows["four"]["source"] == f"{folder / 'four.wav'} (transcribed by first)"
+    assert "transcripts by first (1), second (1) are used" in caplog.text
+    assert "transcribed again (1): three" in caplog.text
 
 
 def test_where_nothing_can_listen(folder):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dcar.config.load import program
-from dcar.errors import BusyError, DCARError, ProcessError, StoppedError
+from dcar.errors import BusyError, ConfigError, DCARError, ProcessError, StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,6 @@ REQUEUE = 75
 INTERRUPTED = 130  # Ctrl-C: the status of a shell for SIGINT
 BROKEN_PIPE = 141  # the reader of the output has ended: the status of a shell for SIGPIPE
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Messages of torch for a device that is missing or unknown.
-NO_DEVICE = re.compile(
-    r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
-    r"Expected one of cpu, cuda"
-)
 # Messages of gloo, NCCL and torch's stores for another process that has ended or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|"
@@ -65,16 +60,22 @@ def own_device(device: str) -> str:
     """Return the device of this process for a setting `device`.
 
     `auto` is a GPU if there is one. Of several GPUs, process n of a machine (LOCAL_RANK of the
-    launcher) uses number n; if there are more processes than GPUs, they share them in turn.
+    launcher) uses number n; if there are more processes than GPUs, they share them in turn. Raises
+    ConfigError for a device that PyTorch does not find here.
     """
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device != "cuda":
-        return device
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
+        device = "cuda" if count else "cpu"
+    if device == "cuda" and count:
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}"
+    if device != "cpu" and device not in [f"cuda:{number}" for number in range(count)]:
+        raise ConfigError(
+            f"device '{device}': torch {torch.__version__} finds {count} GPUs; set device to cpu, "
+            "auto, cuda or cuda:N, or run `dcar doctor` to see the devices of this machine"
+        )
+    return device
 
 
 def workers(count: int) -> int:
@@ -192,15 +193,6 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         # discards what Python flushes at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except (AssertionError, RuntimeError) as error:
-        if not NO_DEVICE.search(str(error)) or os.environ.get("DCAR_TRACEBACK"):
-            raise
-        print(
-            f"{name}: PyTorch cannot compute on this device ({str(error).splitlines()[0]}); set "
-            "device=cpu, or run `dcar doctor` to see the devices of this machine",
-            file=sys.stderr,
-        )
-        return FAILED
     except OSError as error:
         known = error.filename and (
             error.errno in NO_PERMISSION or _cannot_hold_files(Path(os.fsdecode(error.filename)))

@@ -32,7 +32,7 @@ from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.precision import precision_of
-from dcar.process import run_command
+from dcar.process import own_device, run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
 from eval.speed.measure import Costs, Load, Row, Timing, interleaved, measure_costs
@@ -367,7 +367,8 @@ def measure(config: SpeedConfig, size: str) -> list[Row]:
 
 
 def run(config: SpeedConfig) -> dict[str, list[Row]]:
-    """Measure and print. Return the rows by size."""
+    """Measure and print. Return the rows by size. Raises ConfigError for a missing device."""
+    config.device = own_device(config.device)
     torch.set_num_threads(1)  # with more, other processes influence the times of small models
     busy = os.getloadavg()[0]  # of a busy machine, times are longer than those of an idle one
     print(f"{machine()}; load {busy:.1f}; device {config.device}; torch {torch.__version__}")

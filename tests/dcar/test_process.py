@@ -1,7 +1,9 @@
 """Devices, threads and work ahead of the models."""
 
+import pytest
 import torch
 
+from dcar.errors import ConfigError
 from dcar.process import cores, own_device, worker_pool, workers
 
 
@@ -18,6 +20,17 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         assert own_device("auto") == device
     assert own_device("cpu") == "cpu"
+
+
+def test_a_device_that_is_missing_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "cuda:0", "warp"):
+        with pytest.raises(ConfigError, match=f"'{device}'.*0 GPUs.*cpu"):
+            own_device(device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(ConfigError, match="'cuda:4'.*4 GPUs"):
+        own_device("cuda:4")
 
 
 def test_processes_share_the_cores(monkeypatch):

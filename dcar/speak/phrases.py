@@ -2,7 +2,8 @@
 that are too long.
 
 A long sentence is split at a comma (semicolons, colons, dashes and brackets are commas in the
-spoken form) or, if none is near the middle, before a conjunction or a relative pronoun. Paragraphs,
+spoken form) or, if none is near the middle, before a conjunction or a relative pronoun, and if it
+has neither, as an address of the net, between words. Paragraphs,
 headings and list items are separate, whether or not they end in a full stop.
 """
 
@@ -50,6 +51,8 @@ _CONJUNCTION = re.compile(
     r"\s+(?=(?:and|but|or|nor|so|yet|because|although|though|while|whereas|when|whenever|where|which|who|whose|that|if|"
     r"unless|until|since|after|before|as|than|whether)\b)"
 )
+_BLANK = re.compile(r"\s+")
+_IN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,7 @@ class Phrase:
 def phrases(text: str) -> list[Phrase]:
     """Return the sentences of a text in spoken form, long ones divided into their clauses.
 
-    Raises TextError if there are no words, or if a sentence is too long for the model and cannot be
-    divided.
+    Raises TextError if there are no words.
     """
     found: list[Phrase] = []
     for block in _sentences_by_block(text):
@@ -101,8 +103,7 @@ def split_sentences(text: str) -> list[str]:
     """Return the sentences of a text in spoken form. An empty line ends one, and so do headings and
     items of a list; other line breaks do not.
 
-    Raises TextError if there are no words, if the text has more than MAX_TEXT characters, or a
-    sentence more than MAX_CHARACTERS.
+    Raises TextError if there are no words, or if the text has more than MAX_TEXT characters.
     """
     return [sentence for block in _sentences_by_block(text) for sentence in block]
 
@@ -117,7 +118,7 @@ def _sentences_by_block(text: str) -> list[list[str]]:
             "parts"
         )
     return [
-        [sentence for piece in _pieces(block) for sentence in _sentences(piece)]
+        [s for piece in _pieces(block) if _sayable(piece) for s in _sentences(piece)]
         for paragraph in _PARAGRAPH.split(text)
         for block in _blocks(paragraph)
         if _sayable(block)
@@ -174,8 +175,8 @@ def _sentences(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a long paragraph at sentence ends into pieces as long as possible, at most
-    MAX_CHARACTERS."""
+    """Split a long paragraph into pieces as long as possible, at most MAX_CHARACTERS: at sentence
+    ends; a sentence that is longer, at a blank or else anywhere."""
     while len(text) > MAX_CHARACTERS:
         ends = [0, *(m.end() for m in _MAY_END.finditer(text[: 2 * MAX_CHARACTERS])), len(text)]
         cuts = zip(ends, ends[1:], ends[2:], strict=False)
@@ -188,10 +189,8 @@ def _pieces(text: str) -> Iterator[str]:
             None,
         )
         if cut is None:
-            _sentences(text[:MAX_CHARACTERS])  # raises for text that cannot be spoken at all
-            raise TextError(
-                f"a sentence has more than {MAX_CHARACTERS} characters, which is the limit: "
-                f"{text[:40]!r}…; split it with full stops"
+            cut = max(
+                (m.end() for m in _BLANK.finditer(text[:MAX_CHARACTERS])), default=MAX_CHARACTERS
             )
         yield text[:cut]
         text = text[cut:]
@@ -209,30 +208,26 @@ def _is_end(before: str, after: str) -> bool:
 
 
 def split_clauses(sentence: str) -> list[str]:
-    """Divide a sentence in spoken form into clauses of at most MAX_PHONEMES, of similar length.
-    Raises TextError if it has none."""
-    length = len(phonemes_of(sentence))
-    if length <= MAX_PHONEMES:
+    """Divide a sentence in spoken form into clauses of at most MAX_PHONEMES, of similar length."""
+    if len(phonemes_of(sentence)) <= MAX_PHONEMES:
         return [sentence]
     cut = _cut(sentence)
-    if cut is None:
-        raise TextError(
-            f"a sentence has {length} phonemes, more than {MAX_PHONEMES}, and neither comma nor "
-            f"conjunction to split it at; add full stops or commas: {sentence[:60]}…"
-        )
     return split_clauses(sentence[: cut.start()]) + split_clauses(sentence[cut.end() :])
 
 
-def _cut(sentence: str) -> re.Match[str] | None:
+def _cut(sentence: str) -> re.Match[str]:
     """Return the place to split: the comma nearest to the middle, else before a conjunction; far
-    from the middle only if there is nothing nearer."""
+    from the middle only if there is nothing nearer. Without either, it is between words, or within
+    the only one."""
     middle = len(sentence) / 2
-    nearest = [
-        min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
-        for kind in (_COMMA, _CONJUNCTION)
-    ]
-    there = [m for m in nearest if m is not None]
+
+    def nearest(*kinds: re.Pattern[str]) -> list[re.Match[str]]:
+        places = (
+            min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
+            for kind in kinds
+        )
+        return [m for m in places if m is not None]
+
+    there = nearest(_COMMA, _CONJUNCTION) or nearest(_BLANK) or nearest(_IN_WORD)
     balanced = [m for m in there if abs(m.start() - middle) <= (0.5 - MIN_SHARE) * len(sentence)]
-    return next(iter(balanced), None) or min(
-        there, key=lambda m: abs(m.start() - middle), default=None
-    )
+    return next(iter(balanced), None) or min(there, key=lambda m: abs(m.start() - middle))

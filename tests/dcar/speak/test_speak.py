@@ -37,7 +37,7 @@ from dcar.speak.phrases import (
 )
 from dcar.speak.speaker import Speaker, make_method
 from dcar.speak.voice import read_voice, starter_voices
-from dcar.text.phonemes import normalize_text, text_to_ids
+from dcar.text.phonemes import normalize_text, phonemes_of, text_to_ids
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
@@ -244,6 +244,28 @@ def test_clauses_without_commas_end_before_conjunctions():
     far = "Well, " + sentence  # a comma that is there, but not where one would breathe
     assert [c.split()[0] for c in split_clauses(far)] == ["Well,", "because"]
     assert split_clauses("Short, and sweet.") == ["Short, and sweet."]
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        "https://docs.example.com/document/d/1BxiMVs0XRA5nFMdKvBdBZjgmUUqptlbs74OgvE2upms/edit?"
+        "usp=sharing&ouid=123456789012345678901&rtpof=true&sd=true",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "7" * 80,
+        "a very long walk " * 40,
+        "word " * 400,
+        "A" * 2500,
+        "9x" * 1200,
+    ],
+)
+def test_no_part_of_a_text_is_too_long(long):
+    said = phrases(f"It began. See {long} there. It ended.")
+    assert (said[0].text, said[-1].text) == ("It began.", "It ended.")
+    assert len(said) > 3 and all(len(phonemes_of(p.text)) <= MAX_PHONEMES for p in said)
+    if len(long) < 1000:
+        words = " ".join(p.text for p in said[1:-1]).replace(",", "")
+        assert words == normalize_text(f"See {long} there.").replace(",", "")
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -648,8 +670,7 @@ def test_other_methods_speak_and_stream_the_same(models, parts, method):
         ({"text": "\U0001f600 \U0001f680"}, "letter digit"),
         ({"text": "?!"}, "letter digit"),
         ({"text": "你好"}, "你 好"),
-        ({"text": "a very long walk " * 40}, f"more {MAX_PHONEMES}"),
-        ({"text": "word " * 400}, "1000 characters"),
+        ({"text": "H\0e\0r\0"}, "NUL UTF-16"),
         ({"text": "word. " * 20_000}, "120000 characters"),
         *(
             ({"voice": kind}, words)

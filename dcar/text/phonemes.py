@@ -130,6 +130,11 @@ def _check(text: str) -> str:
         raise TextError(f"text must be a string, got {type(text).__name__}")
     if not text.strip():
         raise TextError("text is empty; give at least one English word")
+    if "\0" in text:
+        raise TextError(
+            "text holds NUL characters (U+0000), as UTF-16 does when it is read as UTF-8; save the "
+            "file as UTF-8"
+        )
     if len(text) > MAX_CHARACTERS:
         raise TextError(
             f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; "

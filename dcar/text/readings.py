@@ -23,7 +23,7 @@ from dcar.text.abbreviations import DOTTED, FULL_FORMS, MONTH_SHORT, MONTHS, UND
 from dcar.text.measures import NUM, UNITS, unit_names
 from dcar.text.numbers import cardinal, digits, number, ordinal, roman
 from dcar.text.phonemes import in_lexicon
-from dcar.text.spoken import INITIALISMS, expand
+from dcar.text.spoken import INITIALISMS, expand, without_invisible
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _NUMBER_WORDS = set(
@@ -216,10 +216,11 @@ def normalize_transcript(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Return the text with plain apostrophes and spaces, in lower case if all of it is in
+    """Return the visible text with plain apostrophes and spaces, in lower case if all of it is in
     capitals."""
     # a narrow space may group digits
-    text = re.sub(r"[ \t\r\n]+", " ", text.translate(_APOSTROPHES)).strip()
+    text = without_invisible(text.translate(_APOSTROPHES))
+    text = re.sub(r"[ \t\r\n]+", " ", text).strip()
     words = re.findall(r"[^\W\d_]{2,}", text)
     return text.lower() if len(words) > 2 and all(word.isupper() for word in words) else text
 
@@ -399,7 +400,7 @@ _SPOTS: list[tuple[str, Callable[[re.Match[str]], list[str]]]] = [
     (rf"(?<![\w:.,/-])(?:[Tt]he )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s(?:of )?{_MONTH}", _day),
     (r"(?<![\w.,:/])(?P<top>\d{1,2})/(?P<bottom>\d{1,2})(?![\w/])", _fraction),
     (r"\b(\d)'\s?(1?\d)(?:\"|'')", _height),
-    (r"(?<![\w.])-(?=\.?\d)", lambda m: ["negative "]),
+    (r"(?<![\w.])[-–−](?=\.?\d)", lambda m: ["negative "]),
     (
         r"(?<![\w.])\+?\(?\d[\d() .-]{5,}\d(?![\w])",
         lambda m: [digits(m[0]), digits(m[0]).replace("zero", "oh")],

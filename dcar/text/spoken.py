@@ -83,6 +83,7 @@ _MARKS = str.maketrans(
         "»": '"',
         "‐": "-",
         "‑": "-",
+        "‒": "-",
         "−": "-",
         "–": "–",
         "—": "—",
@@ -112,11 +113,26 @@ _MARKS = str.maketrans(
         "⁄": "/",
         "。": ". ",
         "、": ", ",
-        "\u00ad": None,
-        "\u200b": None,
-        "\u200d": None,
-        "\ufeff": None,
     }
+)
+# terminals' escape sequences: colours, links, single commands
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
+)
+# control and format characters, joiners, selectors of glyphs; not the blanks among them
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+_TAG = re.compile(
+    r"<!--[^<>]*-->|</?(?P<name>[a-z][\w:-]*)"
+    r"(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s<>\"']+))*\s*/?>",
+    re.IGNORECASE,
+)
+_IN_WORDS = frozenset("a b code em font i mark q s small span strong sub sup u".split())
+# A line break or tab typed as an escape; not in C:\new, nor the first letter of \nu and \tau.
+_TYPED_BREAK = re.compile(
+    r"(?P<path>\b[A-Za-z]:\\\S*)|\\[nrt](?![a-z])|(?<=[\w.?!,;:'\")\]])\\[nrt]"
 )
 INITIALISMS = frozenset(
     "US USA UK EU UN TV PC IT AI ID CEO CFO CTO PM AM HQ FBI CIA DNA RNA BBC CNN NBA NFL GDP GPS "
@@ -152,7 +168,7 @@ _POWERS: list[tuple[str, str]] = [
 # 1 000 000: groups of three digits after spaces; one group alone may be another number unless the
 # space is a narrow or a fixed one, or the group is 000.
 _GROUPS = re.compile(
-    r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2009\u202f]\d{3})+|(?:\s\d{3}){2,}|\s000)"
+    r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2006-\u200a\u202f]\d{3})+|(?:\s\d{3}){2,}|\s000)"
     r"(?![\w/:(-]|,\d|\s\(?\d)"
 )
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -231,7 +247,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         rf"(?<![\w.,])({ms.NUM})(?:e([+-]?\d{{1,3}})|E([+-]\d{{1,3}}))(?![\w.])",
         lambda m: f"{m[1]} times 10^{(m[2] or m[3]).replace('+', '')}",
     ),
-    (r"\^\s?-\s?(?=\d)", " to the power of minus "),
+    (r"\^\s?[-–]\s?(?=\d)", " to the power of minus "),
     (r"(?<=\w)\^\s?(?=\d)", " to the power of "),
     (r"(?<![<=>-])>=(?![=>])", " greater than or equal to "),
     (r"(?<![<=>])<=(?![=>])", " less than or equal to "),
@@ -273,11 +289,16 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     (rf"([$£€¥]\s?(?:{ms.NUM})(?:[kKmMbB]n?)?)\s?-\s?(?=[$£€¥]\d)", r"\1 to "),
     (r"(?<=\d)\s?–\s?(?=[$£€¥]?\d)", " to "),
-    (r"(\d\s?(?:[A-Za-z°%]{1,4}|[ap]\.m\.))\s?–\s?(?=[$£€¥]?\d)", r"\1 to "),
+    (
+        r"(\d\s?(?:[A-Za-z°%]{1,4}|[ap]\.m\.))(?:–\s?|\s–\s|(?<=[ap]m|m\.|.[%°])\s–)(?=[$£€¥]?\d)",
+        r"\1 to ",
+    ),
     (r"(?i)(\d:\d\d|\d\s?[ap]\.?m\.?)\s?-\s?(?=\d{1,2}(?::\d\d|\s?[ap]\.?m))", r"\1 to "),
     (r"(?i)(?<![\w.,:/-])(\d{1,2}(?::\d\d)?)\s?-\s?(?=\d{1,2}(?::\d\d)?\s?[ap]\.?m\b)", r"\1 to "),
     (r"(?i)\b(noon|midnight)\s?[-–]\s?(?=\d)", r"\1 to "),
     (r"(?i)(\d|[ap]\.?m\.?)\s?[-–]\s?(?=(?:noon|midnight)\b)", r"\1 to "),
+    # any other that touches a number and nothing before it is a minus
+    (r"(?:^|(?<=[\s(\[{\"'=/]))–(?=[$£€¥]?\.?\d)", "-"),
     (rf"(?<![\w.,-])({ms.NUM})-(?=(?:{ms.NUM})\s?(?:%|(?:{ms.UNIT})(?![\w/'])))", r"\1 to "),
     (rf"({ms.NUM})\s?%(?:-|\s-\s)(?=(?:{ms.NUM})\s?%)", r"\1% to "),
     (
@@ -308,6 +329,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b(144|240|360|480|720|1080|1440|2160)p\b", lambda m: f" {year(int(m[1]))} P "),
     (rf"(?<![\w.,])(?P<n>{ms.NUM})p(?![\w/'-])", q.pence),
     (r"(?<![\w$£€¥])-(?=[$£€¥]\s?\d)", " minus "),
+    (rf"(?<![\w.)])(?<!\d\s)-(?=(?:{ms.NUM}|\.\d+)\s?%)", " minus "),
     (
         rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>(?<![A-Za-z])R\$|[$£€¥₹₩])\s?"
         rf"(?P<amount>{ms.NUM}|\.\d+)(?:\s?(?P<scale>thousand|million|billion|trillion|lakh\b|crore\b|[kK]\b|[mM]n?\b|[bB]n?\b|T\b|tn\b))?",
@@ -538,6 +560,20 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
     )
 
 
+def without_invisible(text: str) -> str:
+    """Return the text without terminals' escape sequences, control and format characters."""
+    return _INVISIBLE.sub("", _ESCAPES.sub("", text))
+
+
+def _without_markup(text: str) -> str:
+    """Return the text with blanks for typed escapes and tags, and nothing for tags within words.
+    A single tag is left: it may be what is talked about."""
+    text = _TYPED_BREAK.sub(lambda m: m["path"] or " ", text)
+    if not re.search(r"(?i)</[a-z]|<br\b|/>", text):
+        return text
+    return _TAG.sub(lambda m: "" if (m["name"] or "").lower() in _IN_WORDS else " ", text)
+
+
 def _fold(text: str) -> str:
     """Convert compatibility forms, accents and other scripts' digits to ASCII, and a lone Greek
     letter to its name.
@@ -551,6 +587,7 @@ def _fold(text: str) -> str:
             lambda m: html.unescape(m[0]),
             text,
         )
+    text = _without_markup(without_invisible(text))
     for pattern, replacement in _POWERS:
         text = re.sub(pattern, replacement, text)
     text = _GROUPS.sub(lambda m: re.sub(r"\s", ",", m[0]), text)

@@ -18,7 +18,7 @@ import numpy as np
 from dcar.errors import TextError
 from dcar.text.readings import closest_readings, normalize_transcript, spoken_words
 
-NORMALIZER = "dcar-english-2"
+NORMALIZER = "dcar-english-3"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from dcar.text.phonemes import (
     phonemes_of,
     text_to_ids,
 )
+from dcar.text.wer import word_errors
 
 
 def readings() -> list:
@@ -93,6 +94,29 @@ def test_nothing_to_say_and_other_scripts(message, texts):
     for bad in texts:
         with pytest.raises(TextError, match=message):
             text_to_ids(bad)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        *((f"co{c}operate", "cooperate") for c in "\u00ad\u200b\u200c\u200d\u200e\u200f\u034f"),
+        *((f"co{c}operate", "cooperate") for c in "\u202a\u2060\u2063\ufe0f\ufeff\U000e0001\b\x9d"),
+        ("12\u2007345 people", "twelve thousand three hundred forty five people"),
+        ("at 9\u202fAM", "at nine A M"),
+        ("one\u2007two\u202fthree\x85four\x0bfive\x1dsix", "one two three four five six"),
+        ("\x1b[1;31mthirty one \x1b[0mThe\x9b1m end", "thirty one The end"),
+        ("\x1b]8;;http://x.org\x1b\\a link\x1b]8;;\x07 \x1b(Bhere\x1b", "a link here"),
+    ],
+)
+def test_characters_that_are_not_seen_are_not_read(written, said):
+    assert normalize_text(written) == said
+    assert word_errors(written, said).errors == 0
+
+
+def test_text_in_utf_16_is_refused():
+    for text in ("Her".encode("utf-16-le").decode(), "an\0end"):
+        with pytest.raises(TextError, match="NUL .*UTF-16"):
+            text_to_ids(text)
 
 
 def test_too_long():

@@ -10,19 +10,13 @@ from collections.abc import Mapping
 
 from eval.speed.measure import Row
 
-LIBRITTS, SAMPLED = 585 * 3600.0, 73 * 3600.0
-"""Seconds of audio: LibriTTS train, and its share that k-means reads."""
+LIBRITTS, SAMPLED = 585 * 3600.0, 73 * 3600.0  # seconds of LibriTTS train; those k-means reads
 EPOCHS, TOKEN_RATE = 20, 50
-VOCODER_STEPS = 200_000
-"""Training steps of our vocoder; the paper trains CTX-vec2wav for 1,000,000."""
-SECONDS = 6.0
-"""Mean length of a LibriTTS utterance."""
-PROFILED = 500 * 7
-"""Utterances times chunk sizes."""
-ROLLOUTS = 980 * 3
-"""Prompts times epochs; a group has 8 members, or 12 for three sizes."""
-COMPARED = 500 * 12
-"""Utterances times methods: FAR, CAR-1 … CAR-7, two policies, recordings and resynthesis."""
+VOCODER_STEPS = 200_000  # of our vocoder; the paper trains CTX-vec2wav for 1,000,000
+SECONDS = 6.0  # mean length of a LibriTTS utterance
+PROFILED = 500 * 7  # utterances times chunk sizes
+ROLLOUTS = 980 * 3  # prompts times epochs; a group has 8 members, or 12 for three sizes
+COMPARED = 500 * 12  # utterances, times FAR, CAR-1 … CAR-7, two policies, and both references
 
 
 def spoken(count: int, recogniser: str) -> dict[str, float]:

@@ -175,10 +175,8 @@ def measure_vocoder(device: str, _out: Path) -> list[Row]:
     trainer = Trainer(config, made_up_audio(device), torch.device(device))
     steps = 1 if tiny else 20
     speed = steps / seconds(lambda: [trainer.step() for _ in range(steps)], device)
-    return [
-        *rows,
-        Row("vocoder, training steps per second", {"": speed}, rate="vocoder_steps"),
-    ]
+    rows.append(Row("vocoder, training steps per second", {"": speed}, rate="vocoder_steps"))
+    return rows
 
 
 def measure_rollouts(device: str, _out: Path) -> list[Row]:
@@ -191,8 +189,8 @@ def measure_rollouts(device: str, _out: Path) -> list[Row]:
     groups, members = (1, 2) if tiny else (8, 8)
     prompts, rows = load.prompts(models.decoder, groups), groups * members
     forced = {
-        p.utterance_id: forced_sizes(i, members, [2, 3], "policy_ratio")
-        for i, p in enumerate(prompts)
+        prompt.utterance_id: forced_sizes(group, members, [2, 3], "policy_ratio")
+        for group, prompt in enumerate(prompts)
     }
     method = PolicyChunk(models.policies["full"], "sample", forced=forced)
     engine = Engine(models.decoder, method, load.sampling(), rows, record_hidden=True)
@@ -230,16 +228,6 @@ def tokens_per_second(steps: Sequence[tuple[float, int]]) -> float:
     return sum(tokens for _, tokens in measured[:-1]) / (measured[-1][0] - measured[0][0])
 
 
-TINY_DECODER = [
-    "model.hidden_size=32",
-    "model.num_layers=2",
-    "model.num_attention_heads=2",
-    "model.ffn_size=64",
-    "model.head_blocks=1",
-    "bf16=false",
-]
-
-
 def measure_stage_one(device: str, out: Path) -> list[Row]:
     """Train with batches of the paper's size, with larger ones, and compiled."""
     steps, tokens = 40, "per_device_train_batch_tokens"
@@ -249,8 +237,10 @@ def measure_stage_one(device: str, out: Path) -> list[Row]:
         "compiled, 40,000 tokens": [f"{tokens}=40000", "torch_compile=true"],
     }
     if device == "cpu":
-        steps = 4
-        runs = {"plain, batches of 1,000 tokens": [f"{tokens}=1000", *TINY_DECODER]}
+        steps, tiny = 4, {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2}
+        tiny |= {"ffn_size": 64, "head_blocks": 1}
+        shape = [f"model.{name}={size}" for name, size in tiny.items()]
+        runs = {"plain, batches of 1,000 tokens": [f"{tokens}=1000", "bf16=false", *shape]}
     common = ["--config", "car_paper", f"data={shipped('prepared')}", f"out={out}"]
     common += ["gradient_accumulation_steps=1", "dataloader_num_workers=0", f"max_steps={steps}"]
     rows = []

@@ -171,7 +171,6 @@ def run(config: RowsConfig) -> int:
         described = [asdict(row) for row in rows]
         write_json(path, {"device": config.device, "rows": described})
         write_text(out / "rows.md", table(out, config.parts))
-        print(*rows, sep="\n", flush=True)
     of = f"{len(config.parts) - missing} of {len(config.parts)} parts"
     print(f"\n{table(out, config.parts)}\n{of}; {out / 'rows.md'}")
     return 1 if missing else 0

@@ -25,23 +25,6 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 """Name of the cache in transformers: the first name from 5.24 on."""
 
 
-def extend(
-    layer: Any,
-    x: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    cache: Any,
-    index: int,
-) -> Tensor:
-    """Run a `TransformerLayer` on a cache of Hugging Face: x [1, S, D] -> [1, S, D]."""
-    qkv = layer.project(x)
-    q, k = rotate(qkv[:2], *rotary)
-    keys, values = cache.update(k, qkv[2], index)
-    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-    x = x + layer.out(y.transpose(1, 2).reshape(x.shape))
-    return x + layer.down(F.gelu(layer.up(layer.ffn_norm(x)), approximate="tanh"))
-
-
 class PeerConfig(PretrainedConfig):
     model_type = "dcar-peer"
 
@@ -114,8 +97,14 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
             column = torch.arange(width, device=device)
             seen = column <= past + torch.arange(new, device=device)[:, None]
             mask = (seen | (column < self.text))[None, None]  # every position sees all text
-        for i, layer in enumerate(d.layers):
-            x = extend(layer, x, (cos, sin), mask, cache, i)
+        layer: Any
+        for index, layer in enumerate(d.layers):  # `TransformerLayer.forward` on this cache
+            qkv = layer.project(x)
+            q, k = rotate(qkv[:2], cos, sin)
+            keys, values = cache.update(k, qkv[2], index)
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            x = x + layer.out(y.transpose(1, 2).reshape(x.shape))
+            x = x + layer.down(F.gelu(layer.up(layer.ffn_norm(x)), approximate="tanh"))
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
         logits[..., d.config.eos] = -1e9
         return CausalLMOutputWithPast(logits=logits, **{CACHE: cache})

@@ -72,9 +72,6 @@ class SpeedConfig(DecoderSettings):
     policy: str = setting(
         "", "Policy of the checkpoint; empty = random ones, bottleneck and full width."
     )
-    draft: str = setting(
-        "", "Draft model of the checkpoint; empty = made from the decoder's own layers, untrained."
-    )
     sizes: list[str] = setting(["starter", "paper"], "Sizes of models to measure.", choices=SIZES)
     heads: str = setting(
         "independent",
@@ -107,8 +104,8 @@ class SpeedConfig(DecoderSettings):
 
     def __post_init__(self) -> None:
         check(self)
-        if (self.policy or self.draft) and not self.decoder:
-            raise ConfigError("policy and draft belong to a checkpoint: give decoder=…")
+        if self.policy and not self.decoder:
+            raise ConfigError("policy belongs to a checkpoint: give decoder=…")
 
     def preset(self, size: str) -> Preset:
         """Return the amount of work for a size of models."""
@@ -121,9 +118,7 @@ def load_all(config: SpeedConfig, size: str) -> Models:
     if size != "starter" or not config.decoder:
         return random_models(size, config.heads, config.device, config.dtype)
     policies = [f"trained={config.policy}"] if config.policy else []
-    models = load_models(
-        config.decoder, "", policies, config.device, config.draft, dtype=config.dtype
-    )
+    models = load_models(config.decoder, "", policies, config.device, dtype=config.dtype)
     models.policies = models.policies or random_policies(models.decoder)
     return models
 
@@ -149,10 +144,6 @@ class Benchmark:
     @property
     def decoder(self) -> AnyDecoder:
         return self.models.decoder
-
-    def draft(self) -> AnyDecoder:
-        """Return the draft model of the checkpoint, or an untrained one."""
-        return self.models.draft or random_draft(self.decoder)
 
     def time(self, runs: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
         """Time each run, all interleaved."""
@@ -268,7 +259,7 @@ def measure_peers(b: Benchmark) -> list[Row]:
     length, `sd` and assisted generation."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
-    (prompt,), draft = b.load.prompts(b.decoder), b.draft()
+    (prompt,), draft = b.load.prompts(b.decoder), random_draft(b.decoder)
     (sd,) = make_methods(["sd@draft"], Models(b.decoder, draft=draft))
     hugging_face = partial(generate, CausalLMPeer(b.decoder), prompt, b.load.tokens)
     assisted = {"assistant": CausalLMPeer(draft), "draft_length": DEFAULT_LENGTH}
@@ -286,9 +277,8 @@ def measure_peers(b: Benchmark) -> list[Row]:
     for name, (spent, result) in timings.items():
         tokens = result if name.startswith("hf") else result[0].tokens
         note = "" if tokens == far.tokens else "different tokens (rounding)"
-        rows.append(
-            Row(f"greedy FAR, {name}, tokens per second", {"": b.load.tokens / spent}, note)
-        )
+        what = f"greedy FAR, {name}, tokens per second"
+        rows.append(Row(what, {"": b.load.tokens / spent}, note))
     best = min(seconds["hf dynamic"], seconds["hf static"])
     rows.append(Row("engine over Hugging Face generate", {"": best / seconds["engine"]}, "aim ≥ 5"))
     accepted = sum(drafted.accepted) / max(1, sum(drafted.proposed))
@@ -311,7 +301,8 @@ def measure_methods(b: Benchmark) -> list[Row]:
         *("sd", "sd@draft", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-50"),
     ]
     policy = next(iter(b.models.policies.values()))
-    models = Models(b.decoder, None, {"": policy}, b.draft(), made_up_statistics(b.decoder))
+    draft, statistics = random_draft(b.decoder), made_up_statistics(b.decoder)
+    models = Models(b.decoder, None, {"": policy}, draft, statistics)
     methods = {entry.name: entry.method for entry in make_methods(names, models)}
     timed = b.time_rounds([(methods, b.load)])
     many = b.time({name: b.decoding(m, b.load, 32)[1] for name, m in methods.items()})

@@ -338,7 +338,7 @@ def _time(m: re.Match[str]) -> list[str]:
             30: [f"half past {this}"],
             45: [f"{a}quarter to {following}" for a in ("", "a ")],
         }.get(minute, [])
-    return [said + half for said in found]
+    return [said + end for said in found for end in dict.fromkeys((half, half.lower()))]
 
 
 def _day(m: re.Match[str]) -> list[str]:

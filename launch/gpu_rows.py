@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 
 from dcar.config import check, load_config, setting
-from dcar.errors import ConfigError, DCARError
-from dcar.process import run_claimed, run_command
+from dcar.errors import DCARError
+from dcar.process import own_device, run_claimed, run_command
 from dcar.storage import write_text
 from dcar.tracking import machine, write_json
 from eval.speed.measure import Row
@@ -78,12 +78,7 @@ class RowsConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                f"torch {torch.__version__} finds no GPU: run this on a machine with one and a "
-                "torch built for CUDA (docs/install.md); device=cpu rehearses it here with tiny "
-                "sizes"
-            )
+        own_device(self.device)
 
 
 def measure_speed(settings: str, device: str) -> list[Row]:

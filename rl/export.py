@@ -12,7 +12,6 @@ candidates side by side and chooses among them, which needs a policy that holds 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import sys
 import warnings
@@ -127,8 +126,8 @@ def export_program(
         program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, str(path))
-    got = torch.export.load(str(path)).module()(*inputs)
-    for a, b in zip(expected, got, strict=True):
+    written = torch.export.load(str(path)).module()(*inputs)
+    for a, b in zip(expected, written, strict=True):
         if not torch.allclose(a, b, atol=1e-4):
             raise CheckpointError(
                 f"{path}: the program's outputs differ from the model's by up to "
@@ -138,32 +137,24 @@ def export_program(
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """Return the part of the policy's card on the serving program: its inputs and outputs, and
-    an example that runs it."""
+    an example that runs it. codes: number of speech tokens of the decoder."""
     config = policy.config
-    return (
-        templates("rl")
-        .get_template("program_card.md")
-        .render(
-            program=PROGRAM,
-            max_batch=MAX_BATCH,
-            max_length=MAX_LENGTH,
-            config=config,
-            codes=codes,
-            after_draw=policy.after_draw,
-            n=config.reach if isinstance(config, CandidatePolicyConfig) else config.num_actions,
-            num_candidates=num_candidates,
-        )
+    template = templates("rl").get_template("program_card.md")
+    return template.render(
+        program=PROGRAM,
+        max_batch=MAX_BATCH,
+        max_length=MAX_LENGTH,
+        config=config,
+        codes=codes,
+        after_draw=policy.after_draw,
+        n=config.reach if isinstance(config, CandidatePolicyConfig) else config.num_actions,
+        num_candidates=num_candidates,
     )
 
 
-def policy_card(
-    policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1
-) -> str:
-    """Return README.md of an exported policy, with the metrics of its run.
-
-    codes: number of speech tokens of the decoder whose heads are in the serving program next to it,
-    0 = no program. num_candidates: number of candidates that this program chooses among.
-    """
+def policy_card(policy: ChunkPolicy, source: dict[str, Any], program: str = "") -> str:
+    """Return README.md of an exported policy, with the metrics of its run and the `program_card`
+    of the serving program next to it, if there is one."""
     config = policy.config
     size = f"{sum(p.numel() for p in policy.parameters()):,} parameters"
     if isinstance(config, HiddenPolicyConfig):
@@ -176,8 +167,8 @@ def policy_card(
     if config.sizes:
         reads += f"; chooses among {list(config.sizes)} tokens"
     note = "The reward recogniser was the training signal: judge with another one (`dcar compare`)."
-    if codes:
-        note += f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself"
+    if program:
+        note += f"\n\n{program}\n## The policy itself"
     return model_card(
         "Chunk policy (DCAR)",
         "Decides at every step of a chunk-wise autoregressive speech decoder how many of the "
@@ -238,17 +229,14 @@ def read_provenance(source: Path) -> dict[str, Any]:
     for path in (source / "provenance.json", source.parent / "provenance.json"):
         if path.is_file():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                provenance = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(provenance, dict):
+                    raise ValueError("it contains no JSON object")
             except (OSError, ValueError) as error:
                 raise CheckpointError(
                     f"{path}: cannot be read ({error}); copy it again, or remove it"
                 ) from error
-            if not isinstance(found, dict):
-                raise CheckpointError(
-                    f"{path}: contains no JSON object with the policy's origin; copy it again, or "
-                    "remove it"
-                )
-            return found
+            return provenance
     return {}
 
 
@@ -266,11 +254,12 @@ def export(config: ExportConfig) -> Path:
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
     check_num_candidates(policy, config.num_candidates)
-    base = load_decoder(config.decoder) if config.decoder else None
+    base, program = load_decoder(config.decoder) if config.decoder else None, ""
     if base is not None:
         policy.check_base(base.checksum())
-    codes = base.config.speech_vocab_size if config.program and base is not None else 0
-    policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.num_candidates))
+        if config.program:
+            program = program_card(policy, base.config.speech_vocab_size, config.num_candidates)
+    policy.save_pretrained(out, card=policy_card(policy, origin, program))
     write_json(out / "provenance.json", origin)
     logs = [p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()]
     if logs and logs[0].parent != out:
@@ -284,7 +273,6 @@ CONFIG = ExportConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"exported to {run_claimed(export, load_config(CONFIG, arguments))}")
 
 

@@ -106,7 +106,7 @@ def test_what_fails_leaves_the_rest(tmp_path, monkeypatch, capsys):
 
 def test_settings_are_checked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device=cpu"):
+    with pytest.raises(ConfigError, match="0 GPUs.*cpu"):
         RowsConfig()
     with pytest.raises(ConfigError, match="parts"):
         RowsConfig(device="cpu", parts=["everything"])

@@ -1,12 +1,13 @@
 """Reading and writing audio: float32 mono waveforms [samples] in −1…1, always passed with their
 sample rate in Hz.
 
-Anything that libsndfile reads (wav, flac, ogg vorbis/opus, mp3) is read from a path or from encoded
-bytes. Anything that would silently spoil training is an error: no bytes, no samples, a recording
-that was cut off, NaN, infinity, digital silence. A length that the header does not give, as in
-files written to a pipe, is found by decoding. Several channels and a lower sample rate are
-converted, with a note in the log: a warning the first time that a kind of conversion occurs in a
-process, debug level afterwards, so that a corpus of stereo files does not fill the log.
+libsndfile reads wav, flac, ogg vorbis/opus, aiff, au, caf, w64; FFmpeg (PyAV) reads mp3, aac, m4a,
+webm, wma, amr, and what has a header without a length, as files written to a pipe: a length that
+is not known is found by decoding. Anything that would silently spoil training is an error: no
+bytes, no samples, a recording that was cut off, NaN, infinity, digital silence. Several channels
+and a lower sample rate are converted, with a note in the log: a warning the first time that a kind
+of conversion occurs in a process, debug level afterwards, so that a corpus of stereo files does not
+fill the log.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import contextlib
 import io
 import logging
 import math
-import os
 import re
 import stat
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import av
 import numpy as np
 import soundfile as sf
 import soxr
@@ -44,8 +44,6 @@ MAX_SAMPLE_RATE = 384_000
 CUT_TOLERANCE = 0.02
 """Seconds by which a recording may be shorter than its header states; some programs write
 headers that are slightly off."""
-_BLOCK = 1 << 22
-"""Samples decoded at once: a header may promise more than fits into memory."""
 _UNKNOWN = 0x7FFF0000
 """Smallest of the sizes written by programs that do not know the length yet (streams)."""
 _REPAIRED = re.compile(
@@ -56,14 +54,27 @@ or w64 file promises."""
 _ENDLESS = 1 << 48
 """Smallest number of samples that is not a length: libsndfile returns 2^63 if a FLAC header
 leaves it open."""
-_CHUNKED = {
-    b"RIFF": (12, "<I", b"data"),
-    b"RF64": (12, "<I", b"data"),
-    b"FORM": (12, ">I", b"SSND"),
-    b"caff": (8, ">q", b"data"),
+_NO_LENGTH = {
+    "wav": re.compile(
+        rb"RIFF.{4}WAVE.*?data\0{4}(?!\Z|[\w ]{4}...\0)|RF64.{4}WAVEds64.{12}\0{8}", re.DOTALL
+    ),
+    "flac": re.compile(rb"fLaC.{17}[\0\x10 0@P`p\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0]\0{4}", re.DOTALL),
+    "caf": re.compile(rb"caff.*?data\xff{8}", re.DOTALL),
 }
-"""First bytes of a format -> offset of its first chunk, encoding of chunk sizes, name of the
-chunk with the samples."""
+"""Formats of FFmpeg, and headers of theirs that leave the length open. In a wav without samples
+nothing follows them, or another chunk."""
+_STREAMS = "mp3,aac,mov,matroska,asf,amr"
+"""Formats of FFmpeg that libsndfile does not read, or not to the end."""
+_MP3_TABLE = re.compile(
+    rb"\xff[\xe2-\xff]..\0{9,34}(?:Xing|Info)...[\1\3\5\7\x09\x0b\x0d\x0f](....)", re.DOTALL
+)
+"""Frame before the first one with sound, in which encoders write the number of frames: its header,
+zeros for the side information, a name, flags, the number."""
+_PADDING = 0.1
+"""Seconds by which the duration of m4a, webm and wma may exceed the samples: it counts frames."""
+_CHANGES = "its sample rate or number of channels changes on the way"
+_FIRST_PAGE = re.compile(rb"OggS\0\x02")
+"""Start of an Ogg stream; a file may have several, one after another."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
 _FORMATS = {
@@ -105,14 +116,8 @@ def load_audio(
     name = _name(source, where)
     if (len(source) if isinstance(source, bytes) else _file_size(source, name)) == 0:
         raise AudioError(f"{name}: the audio file has 0 bytes; copy or record it again")
-    with _opened(source, name) as file:
-        samples, rate = _decode(file, source), file.samplerate
-        promised = _promised_frames(file, len(samples), source)
-    if promised is None:
-        raise AudioError(
-            f"{name}: cut off: the last page of the Ogg file is missing or incomplete; copy it "
-            "again, or convert it if it was recorded from a stream"
-        )
+    with _reading(name):
+        samples, rate, promised = _decode(source, name)
     if promised - len(samples) > CUT_TOLERANCE * rate:
         raise AudioError(
             f"{name}: cut off: its header promises {promised / rate:.2f} s, but the file contains "
@@ -141,184 +146,156 @@ def _file_size(path: str | Path, name: str) -> int:
     return state.st_size
 
 
-class _Sequential(sf.SoundFile):
-    """Audio file that is read from start to end. soundfile itself seeks after every read, which
-    fails at the end of a FLAC file of unknown length."""
-
-    def seekable(self) -> bool:
-        return False
-
-
 @contextlib.contextmanager
-def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
-    """Open an audio file for reading. Raises AudioError for any error of libsndfile or soundfile
-    within the block."""
+def _reading(name: str) -> Iterator[None]:
+    """Raise AudioError for any error of libsndfile or FFmpeg within the block."""
     try:
-        with _sound_file(source) as file:
-            yield file
+        yield
     except (
         sf.LibsndfileError,
+        av.FFmpegError,
         RuntimeError,
         OSError,
         ValueError,
         OverflowError,
         MemoryError,
     ) as error:
+        reason = "unknown or damaged" if isinstance(error, av.FFmpegError) else error
         raise AudioError(
-            f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg"
+            f"{name}: not readable as audio ({reason}); convert it to wav, flac or ogg"
         ) from None
 
 
-def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
-    """Return a file, or a copy of it with the number of samples in the header if the header
-    lacks it."""
-    try:
-        file = _Sequential(io.BytesIO(source) if isinstance(source, bytes) else str(source))
-    except sf.LibsndfileError:  # which caf files of unknown length raise
-        if (sized := _with_size(source)) is None:
-            raise
-        return _Sequential(io.BytesIO(sized))
-    if file.frames == 0 and (sized := _with_size(source)) is not None:
-        file.close()
-        file = _Sequential(io.BytesIO(sized))
-    return file
+def _decode(source: str | Path | bytes, name: str) -> tuple[np.ndarray, int, float]:
+    """Return all samples [samples, channels] float32, their rate, and how many the header
+    promises."""
+    with _sound_files(source, name) as files:
+        if not files:
+            return _decode_with_ffmpeg(source)
+        parts = [file.read(dtype="float32", always_2d=True) for file in files]
+        promised = [_promised(file, len(part)) for file, part in zip(files, parts, strict=True)]
+        return np.concatenate(parts), files[0].samplerate, sum(promised)
 
 
-def _with_size(source: str | Path | bytes) -> bytes | None:
-    """Return a wav, rf64, aiff, au or caf file whose header gives no length, with the size of
-    the samples that follow. None for other files, and if nothing or only other chunks follow."""
-    head = _bytes_of(source, 0, 4)
-    if head != b".snd" and head not in _CHUNKED:
-        return None
-    data = _bytes_of(source, 0)
-    if head == b".snd":
-        return data[:8] + b"\xff" * 4 + data[12:]  # the value for an unknown length
-    at, kind, samples = _CHUNKED[head]
-    chunks = list(_chunks(data, at, kind))
-    place = next((i for i, (name, _, _) in enumerate(chunks) if name == samples), None)
-    if place is None:
-        return None
-    in_ds64 = head == b"RF64" and chunks[place][2] == 0xFFFFFFFF
-    if chunks[place][2] > 8 and not in_ds64:  # 8 bytes of SSND stand before the samples
-        return None
-    rest = chunks[place + 1 :]
-    if (
-        rest
-        and all(name.isalnum() for name, _, _ in rest)
-        and len(data) - sum(rest[-1][1:]) in (0, 1)
-    ):
-        return None
-    start, width = chunks[place][1], struct.calcsize(kind)
-    held = len(data) - start
-    if in_ds64:  # after the size of the file
-        field, written = chunks[0][1] + 8, struct.pack("<Q", held)
-    else:
-        field, written = start - width, struct.pack(kind, min(held, 0xFFFFFFFE))
-    return data[:field] + written + data[field + len(written) :]
+@contextlib.contextmanager
+def _sound_files(source: str | Path | bytes, name: str) -> Iterator[list[sf.SoundFile]]:
+    """Open a recording with libsndfile: one file, or one for each of several Ogg streams. Empty
+    if libsndfile does not find its length, but FFmpeg does. Raises AudioError if the end of an Ogg
+    stream is missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(
+                sf.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source))
+            )
+        except sf.LibsndfileError:
+            yield []
+            return
+        if file.format == "MP3" or (
+            not 0 < file.frames < _ENDLESS and _format_without_length(source)
+        ):
+            yield []
+            return
+        links = _ogg_links(source) if file.format == "OGG" else []
+        if not all(_ogg_ends(link) for link in links):
+            raise AudioError(
+                f"{name}: cut off: the last page of the Ogg file is missing or incomplete; copy it "
+                "again, or convert it if it was recorded from a stream"
+            )
+        if len(links) < 2:
+            yield [file]
+            return
+        files = [stack.enter_context(sf.SoundFile(io.BytesIO(link))) for link in links]
+        if len({(file.samplerate, file.channels) for file in files}) > 1:
+            raise ValueError(_CHANGES)
+        yield files
 
 
-def _chunks(data: bytes, at: int, kind: str) -> Iterator[tuple[bytes, int, int]]:
-    """Iterate over name, start and size of the chunks of a file, starting at `at`."""
-    head = 4 + struct.calcsize(kind)
-    while at + head <= len(data):
-        [size] = struct.unpack_from(kind, data, at + 4)
-        yield data[at : at + 4], at + head, size
-        at += head + max(size, 0) + (0 if kind == ">q" else size % 2)
+def _format_without_length(source: str | Path | bytes) -> str | None:
+    """Return the name of a recording's format if its header leaves the length open."""
+    data = _bytes_of(source)
+    return next((name for name, header in _NO_LENGTH.items() if header.match(data)), None)
 
 
-def _decode(file: sf.SoundFile, source: str | Path | bytes) -> np.ndarray:
-    """Decode all samples [samples, channels] float32, block by block."""
-    samples = _read_all(file)
-    if _is_estimate(file, source) and len(samples) >= file.frames:
-        # libsndfile reads no further than its estimate of the length, which is wrong where the
-        # bitrate changes
-        with _Sequential(io.BytesIO(_with_mp3_table(_bytes_of(source, 0)))) as again:
-            longer = _read_all(again)
-        samples = longer if len(longer) > len(samples) else samples
-    return samples
-
-
-def _read_all(file: sf.SoundFile) -> np.ndarray:
-    size = max(1, _BLOCK // file.channels)
-    blocks = [file.read(size, dtype="float32", always_2d=True)]
-    while len(blocks[-1]):
-        blocks.append(file.read(size, dtype="float32", always_2d=True))
-    return blocks[0] if len(blocks) <= 2 else np.concatenate(blocks)
-
-
-def _is_estimate(file: sf.SoundFile, source: str | Path | bytes) -> bool:
-    """Return True for an mp3 without the table that encoders write at the start: libsndfile
-    estimates its length."""
-    return file.format == "MP3" and not re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096))
-
-
-def _with_mp3_table(data: bytes) -> bytes:
-    """Return an mp3 file with a table before its first frame that gives it a length beyond that
-    of any file."""
-    tags = 0
-    if data[:3] == b"ID3":  # seven bits of every byte count
-        tags = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(data[6:10])))
-    # eleven bits set, layer III, and neither of the bitrates and sample rates that are reserved
-    start = next(
-        (
-            i
-            for i in range(tags, len(data) - 3)
-            if data[i] == 0xFF
-            and data[i + 1] & 0xE6 == 0xE2
-            and data[i + 1] & 0x18 != 8
-            and 0 < data[i + 2] >> 4 < 15
-            and data[i + 2] & 12 != 12
-        ),
-        None,
-    )
-    if start is None:
-        return data
-    header = bytearray(data[start : start + 4])
-    # MPEG-1, of twice the samples a frame
-    first, mono = header[1] >> 3 & 3 == 3, header[3] >> 6 == 3
-    rate = (44_100, 48_000, 32_000)[header[2] >> 2 & 3] >> {3: 0, 2: 1, 0: 2}[header[1] >> 3 & 3]
-    header[1] |= 1  # no checksum
-    header[2] = header[2] & 0x0C | 0xE0  # the highest bitrate, so that the table fits
-    size = 144 * 320_000 // rate if first else 72 * 160_000 // rate
-    before = (17 if mono else 32) if first else (9 if mono else 17)
-    table = bytes(header) + bytes(before) + b"Xing" + struct.pack(">II", 1, 1 << 26)
-    return data[:start] + table.ljust(size, b"\0") + data[start:]
-
-
-def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) -> float | None:
+def _promised(file: sf.SoundFile, held: int) -> float:
     """Return the number of samples that the header of a recording promises, of which `held` were
-    decoded; None if its end is missing."""
+    decoded."""
     if file.format == "OGG":
-        return held if _ogg_ends(source) else None
-    # without the table that encoders write at the start, the length is only estimated
-    if file.format == "MP3":
-        return held if _is_estimate(file, source) else file.frames
-    promised = float(file.frames if file.frames < _ENDLESS else held)
+        return held
+    promised = float(file.frames)
     for written, there in _REPAIRED.findall(file.extra_info):
         if int(there) < int(written) < _UNKNOWN and int(there) > 0:
             promised = max(promised, held * int(written) / int(there))
     return promised
 
 
-def _ogg_ends(source: str | Path | bytes) -> bool:
-    """Return whether the last page of an Ogg file is whole and marked as the last one (RFC 3533,
+def _decode_with_ffmpeg(source: str | Path | bytes) -> tuple[np.ndarray, int, float]:
+    """Return what `_decode` does. As players do, it passes over damaged frames of mp3 and aac,
+    and over tags among them."""
+    options = {
+        "format_whitelist": _format_without_length(source) or _STREAMS,
+        "ignore_length": "1",  # of wav
+    }
+    with (
+        io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
+        av.open(file, "r", options=options) as container,
+    ):
+        stream = container.streams.best("audio")
+        if not isinstance(stream, av.AudioStream):
+            raise ValueError("it has no sound")
+        to_float = av.AudioResampler("fltp")
+        blocks: list[np.ndarray] = []
+        rates: set[tuple[int, int]] = set()
+        places = []
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except av.InvalidDataError:
+                if container.format.name not in ("mp3", "aac"):
+                    raise
+                continue
+            places += [packet.pos] * bool(packet.size)
+            rates |= {(frame.sample_rate, frame.layout.nb_channels) for frame in frames}
+            if len(rates) > 1:
+                raise ValueError(_CHANGES)
+            blocks += [
+                floats.to_ndarray() for frame in frames for floats in to_float.resample(frame)
+            ]
+        if not rates:
+            return np.zeros((0, 1), np.float32), stream.rate, 0.0
+        [(rate, _)] = rates
+        samples = np.concatenate(blocks, axis=1).T
+        promised = 0.0
+        if container.format.name == "mp3" and places:
+            table = _MP3_TABLE.search(_bytes_of(source)[: places[0]])
+            missing = int.from_bytes(table[1], "big") - len(places) if table else 0
+            promised = len(samples) + missing * stream.codec_context.frame_size
+        elif container.format.name not in ("mp3", "aac", "amr") and len(container.streams) == 1:
+            promised = ((container.duration or 0) / av.time_base - _PADDING) * rate
+    return samples, rate, promised
+
+
+def _bytes_of(source: str | Path | bytes) -> bytes:
+    return source if isinstance(source, bytes) else Path(source).read_bytes()
+
+
+def _ogg_links(source: str | Path | bytes) -> list[bytes]:
+    """Return the streams of an Ogg file that follow one another, each a file of its own."""
+    data = _bytes_of(source)
+    starts = [first.start() for first in _FIRST_PAGE.finditer(data)]
+    links = [data[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    # streams side by side begin with the first pages of all of them
+    return [data] if any(link.count(b"OggS\0") == 1 for link in links) else links
+
+
+def _ogg_ends(stream: bytes) -> bool:
+    """Return whether the last page of an Ogg stream is whole and marked as the last one (RFC 3533,
     section 6)."""
-    tail = _bytes_of(source, -_OGG_PAGE, _OGG_PAGE)
+    tail = stream[-_OGG_PAGE:]
     page = tail.rfind(b"OggS\0")
     if page < 0 or len(tail) < page + 27 or not tail[page + 5] & 4:
         return False
     body = page + 27 + tail[page + 26]
     return len(tail) >= body + sum(tail[page + 27 : body])
-
-
-def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) -> bytes:
-    """Return `count` bytes of a file from `start` on (from the end, if negative), all if `count`
-    is None."""
-    if isinstance(source, bytes):
-        return source[start:][:count]
-    with open(source, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size + start) if start < 0 else start)
-        return file.read(count)
 
 
 def audio_seconds(source: str | Path | bytes) -> float | None:
@@ -327,15 +304,13 @@ def audio_seconds(source: str | Path | bytes) -> float | None:
     try:
         if not isinstance(source, bytes):
             _file_size(source, str(source))
-        with _opened(source, "") as file:
-            return (_known_frames(file, source) or len(_decode(file, source))) / file.samplerate
+        with _reading(""), _sound_files(source, "") as files:
+            if files:
+                return sum(file.frames for file in files) / files[0].samplerate
+            samples, rate, _ = _decode_with_ffmpeg(source)
+            return len(samples) / rate
     except AudioError:
         return None
-
-
-def _known_frames(file: sf.SoundFile, source: str | Path | bytes) -> int | None:
-    """Return the number of samples of a file by its header, None if only decoding finds it."""
-    return None if file.frames >= _ENDLESS or _is_estimate(file, source) else file.frames
 
 
 def load_segment(
@@ -359,12 +334,14 @@ def load_segment(
         raise AudioError(
             f"{name}: impossible stretch from {start} of {duration} s; correct the manifest"
         )
-    with _opened(str(path), name) as file:
-        rate, first = file.samplerate, round(start * file.samplerate)
-        count, channels = round(duration * rate), file.channels
-        frames = _known_frames(file, path)
-        decoded = _decode(file, path) if frames is None else np.zeros((0, channels), np.float32)
-        frames = len(decoded) if frames is None else frames
+    with _reading(name), _sound_files(str(path), name) as files:
+        decoded = None
+        if len(files) == 1:
+            frames, rate, channels = files[0].frames, files[0].samplerate, files[0].channels
+        else:
+            decoded, rate, _ = _decode(path, name)
+            frames, channels = decoded.shape
+        first, count = round(start * rate), round(duration * rate)
         # manifests round times: a few milliseconds past the end are the end
         if start < 0 or duration <= 0 or first + count > frames + CUT_TOLERANCE * rate:
             raise AudioError(
@@ -375,11 +352,12 @@ def load_segment(
             raise AudioError(
                 f"{name}: no channel {channel} in a recording with {channels}; correct the manifest"
             )
-        if len(decoded):
-            samples = decoded[first : first + count, channel : channel + 1]
+        if decoded is None:
+            files[0].seek(min(first, frames))
+            samples = files[0].read(count, dtype="float32", always_2d=True)
         else:
-            file.seek(min(first, frames))
-            samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
+            samples = decoded[first : first + count]
+        samples = samples[:, channel : channel + 1]
         if min(first + count, frames) - first - len(samples) > CUT_TOLERANCE * rate:
             raise AudioError(
                 f"{name}: cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s "
@@ -394,7 +372,9 @@ def _checked(
     """Return samples [samples, channels] as a mono waveform at the wanted rate. Raises
     AudioError if it is empty, not finite or silent."""
     if len(samples) == 0:
-        raise AudioError(f"{name}: the audio has no samples; copy or record it again")
+        raise AudioError(
+            f"{name}: the audio has no samples by its header; copy, record or convert it again"
+        )
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
         raise AudioError(
             f"{name}: sample rate {rate} Hz is outside {MIN_SAMPLE_RATE}…{MAX_SAMPLE_RATE} Hz; "

@@ -74,7 +74,7 @@ def test_a_circle_of_two_files_of_one_package_breaks_a_contract(tmp_path):
 
 def test_importing_the_decoder_imports_no_audio_library():
     audio = set(
-        "soundfile soxr librosa faster_whisper onnxruntime nemo datasets dcar.audio".split()
+        "soundfile av soxr librosa faster_whisper onnxruntime nemo datasets dcar.audio".split()
     )
     found = run(
         "-c",
@@ -87,7 +87,7 @@ def test_importing_the_decoder_imports_no_audio_library():
 
 NO_AUDIO = """
 import sys
-for name in ("soundfile", "soxr", "librosa", "onnxruntime", "faster_whisper", "ctranslate2", "jiwer", "gruut", "nemo"):
+for name in ("soundfile", "av", "soxr", "librosa", "onnxruntime", "faster_whisper", "ctranslate2", "jiwer", "gruut", "nemo"):
     sys.modules[name] = None  # as if it were not installed: transformers uses some of them if it can
 from dcar.cli import main
 main(["train", "--config", "car_tiny", "max_steps=1", "out=" + sys.argv[1]])

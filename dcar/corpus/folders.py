@@ -36,7 +36,6 @@ from dcar.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-NOT_READ = (".m4a", ".aac", ".mp4", ".wma", ".amr", ".webm")
 AUDIO_COLUMNS = (
     "audio",
     "path",
@@ -60,7 +59,7 @@ def folder_parts(root: Path) -> list[Part]:
         )
     if tables:
         return [file_part(tables[0], _table)]
-    recordings, texts = recordings_in(root, (*READ, *NOT_READ))
+    recordings, texts = recordings_in(root)
     if not recordings:
         raise DataError(
             f"{root}: contains no recordings ({', '.join(READ)}) and no table (.csv, .tsv)"
@@ -140,9 +139,6 @@ def _recording(root: Path, texts: Mapping[str, Path], file: Path, source: str) -
 def _utterance(
     name: str, text: str, speaker: str, file: Path, split: str | None, source: str
 ) -> Utterance:
-    if file.suffix.lower() in NOT_READ:
-        wav = file.with_suffix(".wav")
-        raise BadRow(f'{file.suffix} is not read; convert it: ffmpeg -i "{file}" "{wav}"', name)
     return Utterance(name, " ".join(text.split()), speaker, str(file), split=split, source=source)
 
 

@@ -20,7 +20,9 @@ from dcar.storage import text_lines
 
 logger = logging.getLogger(__name__)
 
-READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
+READ = tuple(
+    ".wav .flac .ogg .opus .mp3 .aiff .aif .au .caf .m4a .mp4 .aac .webm .wma .amr".split()
+)
 """Suffixes of recordings, in small letters or capitals."""
 _SPLIT = re.compile(
     r"(train(?:ing)?|dev(?:elopment)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)"

@@ -144,6 +144,7 @@ def _audio(folder: Path) -> list[str]:
         "c.flac": ("FLAC", "PCM_16"),
         "d.ogg": ("OGG", "VORBIS"),
         "e.opus": ("OGG", "OPUS"),
+        "f.mp3": ("MP3", "MPEG_LAYER_III"),
     }
     for name, (kind, subtype) in kinds.items():
         sf.write(folder / name, tone(0.3), 16_000, format=kind, subtype=subtype)

@@ -163,7 +163,7 @@ def measure(
     return {
         "k": size,
         "wer": score.wer,
-        "ci": [interval.low, interval.high],
+        "ci": interval.ends,
         "S": score.substitutions,
         "D": score.deletions,
         "I": score.insertions,
@@ -218,9 +218,10 @@ def table(result: dict[str, Any]) -> str:
     lines = ["  k   WER %   95 % interval    S    D    I  tokens/pass  truncated"]
     for r in result["rows"]:
         mark = "*" if r["k"] in result["range"] else " "
+        ends = " – ".join(f"{100 * end:5.1f}" for end in r["ci"]) if r["ci"] else "–"
         lines.append(
-            f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {100 * r['ci'][0]:5.1f} – "
-            f"{100 * r['ci'][1]:5.1f}  {r['S']:5d}{r['D']:5d}{r['I']:5d}  "
+            f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {ends:13}  "
+            f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  "
             f"{r['tokens_per_pass']:11.2f}  {100 * r['truncated']:7.1f} %"
         )
     return "\n".join(

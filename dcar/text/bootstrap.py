@@ -18,16 +18,19 @@ from dcar.errors import DataError
 
 RESAMPLES = 4000
 LEVEL = 0.95
+FEWEST_UTTERANCES = 5
+"""Number of utterances below which resampling says nothing of the spread among utterances: one has
+an interval of zero width, two have three different resamples."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Corpus rate, its bootstrap standard error and percentile interval, all fractions."""
+    """Corpus rate, the two ends of its percentile interval and its bootstrap standard error, all
+    fractions; None for fewer than FEWEST_UTTERANCES utterances."""
 
     value: float
-    low: float
-    high: float
-    standard_error: float
+    ends: list[float] | None
+    standard_error: float | None
 
 
 @lru_cache(maxsize=4)
@@ -69,10 +72,16 @@ def corpus_interval(
 ) -> Interval:
     """Return the corpus rate with a 95 % percentile bootstrap interval over utterances.
 
-    errors, words [U]: summed over the seeds of each utterance. A single utterance has an interval
-    of zero width, which is meaningless; report it with its n.
+    errors, words [U]: summed over the seeds of each utterance.
     """
     e, w = checked(errors, words)
+    rate = float(e.sum() / w.sum())
+    if len(e) < FEWEST_UTTERANCES:
+        return Interval(rate, None, None)
     rates = resampled_rates(e, w, resamples, seed=0)
-    low, high = np.quantile(rates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(e.sum() / w.sum()), float(low), float(high), float(rates.std(ddof=1)))
+    return Interval(rate, interval_ends(rates), float(rates.std(ddof=1)))
+
+
+def interval_ends(resampled: np.ndarray) -> list[float]:
+    """Return the ends of the percentile interval of resampled values [R]."""
+    return [float(v) for v in np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])]

@@ -163,22 +163,18 @@ class SpokenChoice(TrainerCallback):
                     json.dumps({"best": self.best, "steps": self.steps}, indent=1) + "\n",
                 )
             self._remove_but(self.best)
+            ends = " to ".join(f"{100 * end:.1f}" for end in wer.ends or ())
             logger.info(
-                "step %d: %.1f %% word errors on %d dev sentences (%.1f to %.1f); best so far: "
-                "step %d",
+                "step %d: %.1f %% word errors on %d dev sentences%s; best so far: step %d",
                 step,
                 100 * wer.value,
                 len(words),
-                100 * wer.low,
-                100 * wer.high,
+                f" ({ends})" if ends else "",
                 self.best,
             )
+            names = ("eval_spoken_wer_low", "eval_spoken_wer_high")
             self.trainer.log(
-                {
-                    "eval_spoken_wer": wer.value,
-                    "eval_spoken_wer_low": wer.low,
-                    "eval_spoken_wer_high": wer.high,
-                }
+                {"eval_spoken_wer": wer.value, **dict(zip(names, wer.ends or (), strict=False))}
             )
         self.trainer.accelerator.wait_for_everyone()
 

@@ -274,8 +274,8 @@ def _transcripts(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]
 def summary(
     rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]], scorers: Sequence[str]
 ) -> dict[str, Any]:
-    """Summarise all rows: corpus WER with interval by recogniser, mean and count by scorer (None
-    if none was scored)."""
+    """Summarise all rows: corpus WER with interval by recogniser (None for few files), mean and
+    count by scorer (None if none was scored)."""
     words = {}
     for name, counted in errors.items():
         interval = corpus_interval(
@@ -284,7 +284,7 @@ def summary(
         total = corpus_wer(counted)
         words[name] = {
             "wer": total.wer,
-            "ci": [interval.low, interval.high],
+            "ci": interval.ends,
             "S": total.substitutions,
             "D": total.deletions,
             "I": total.insertions,

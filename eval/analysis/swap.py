@@ -179,7 +179,7 @@ class Scored:
         return {
             "wer": self.errors.sum() / self.words.sum(),
             "wer_change": test.difference,
-            "wer_change_ci": [test.low, test.high],
+            "wer_change_ci": test.ends,
             "wer_change_p": test.p_value,
             "similarity": np.nanmean(self.similarity),
             "similarity_change": np.nanmean(self.similarity - other.similarity),
@@ -308,10 +308,10 @@ def table(result: dict[str, Any]) -> str:
         )
         left = f"{'–':>7} {'–':>7} | {'–':>6} {'–':>13} {'–':>7}"
         if change := row.get("swap"):
-            low, high = (100 * x for x in change["wer_change_ci"])
+            ends = " to ".join(f"{100 * end:+.1f}" for end in change["wer_change_ci"] or ())
             left = (
                 f"{row['group_size']:7.1f} {100 * row['swapped']:7.1f} | "
-                f"{100 * change['wer_change']:+6.1f} {f'{low:+.1f} to {high:+.1f}':>13} "
+                f"{100 * change['wer_change']:+6.1f} {ends or '–':>13} "
                 f"{change['similarity_change']:+7.3f}"
             )
         lines.append(f"{row['method']:18} {left} | {own}")

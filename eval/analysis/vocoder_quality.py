@@ -103,7 +103,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
         measured: dict[str, Any] = {
             "wer": corpus_wer(errors).wer,
-            "wer_ci": [interval.low, interval.high],
+            "wer_ci": interval.ends,
             "cer": corpus_wer(
                 [character_errors(t, h or "") for t, h in zip(texts, transcripts, strict=True)]
             ).wer,
@@ -161,13 +161,13 @@ def table(result: dict[str, Any]) -> str:
     ]
     for name in ("recording", "resynthesised"):
         row = result[name]
-        low, high = (100 * x for x in row["wer_ci"])
+        ends = "–".join(f"{100 * end:.1f}" for end in row["wer_ci"] or ())
         here, of_all = (
             "–" if row[key] is None else f"{100 * row[key]:.1f}"
             for key in ("right_voice", "right_voice_of_corpus")
         )
         lines.append(
-            f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} "
+            f"{name:14} {100 * row['wer']:6.1f} {ends or '–':>11} "
             f"{100 * row['cer']:6.1f} {here:>20} {of_all:>7} {row['similarity']:11.3f}"
         )
     return "\n".join(lines)

@@ -208,7 +208,9 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             "wer": best["wer"],
             "wer_ci": best["wer_ci"],
             # points that may be first by chance
-            "not_worse": [p["name"] for p in points if p["p_to_best"] > 0.05],
+            "not_worse": [
+                p["name"] for p in points if p["p_to_best"] is None or p["p_to_best"] > 0.05
+            ],
             "identity": {
                 k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"
             },

@@ -87,7 +87,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     families = group_families(measured)
     every = [r for points in families.values() for r in points]
     x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
-    ends = 100 * np.array([r["wer_ci"] for r in every]).T
+    ends = 100 * np.array([r["wer_ci"] or (r["wer"], r["wer"]) for r in every]).T
     front = pareto_front(x.tolist(), y.tolist())
     # A staircase: at a speed between two points the slower one is no answer, the faster one is.
     axes.plot(

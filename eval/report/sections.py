@@ -189,18 +189,18 @@ def _difference(by_sides: dict[tuple[str, str], dict[str, Any]], row: str, colum
         return Cell("·", "none", "no shared speed")
     mean = pair["average"]
     points = 100 * sign * mean["difference"]
-    ends = sorted(100 * sign * v for v in mean["ci"])
+    if mean["ci"] is None:
+        hint = "too few utterances for an interval"
+    else:
+        low, high = sorted(100 * sign * v for v in mean["ci"])
+        hint = f"{low:+.1f} to {high:+.1f}, p = {mean['p']:.3f}".replace("-", "−")
     if abs(points) < 0.05:  # rounds to 0.0
         text, look = "0.0", "even"
     else:
         text, look = f"{points:+.1f}".replace("-", "−"), "better" if points < 0 else "worse"
-        if mean["p"] < 0.05:
+        if mean["p"] is not None and mean["p"] < 0.05:
             look += " sure"
-    return Cell(
-        text,
-        look,
-        f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"),
-    )
+    return Cell(text, look, hint)
 
 
 def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:

@@ -131,7 +131,7 @@ def compare_curves(
             "wer_a": float(wers[0]),
             "wer_b": float(wers[1]),
             "difference": both.difference,
-            "ci": [both.low, both.high],
+            "ci": both.ends,
             "p": both.p_value,
             "detectable": both.detectable,
         }
@@ -192,7 +192,7 @@ def sentence(pair: dict[str, Any]) -> str:
         f"At equal {equal} ({pair['at']:.2f}{unit}{where}), {a} makes {100 * pair['wer_a']:.1f} % "
         f"word errors and {b} {100 * pair['wer_b']:.1f} %: {_points(pair)}"
     )
-    if pair["p"] > 0.05:
+    if pair["p"] is not None and pair["p"] > 0.05:
         text += (
             f"; this could be chance (a true difference of {100 * pair['detectable']:.1f} points "
             "would be detected)"
@@ -207,9 +207,12 @@ def speed_range(ends: Sequence[float]) -> str:
 
 
 def _points(test: dict[str, Any]) -> str:
-    difference, low, high = (
+    difference, *ends = (
         f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
-        for v in (test["difference"], *test["ci"])
+        for v in (test["difference"], *(test["ci"] or ()))
     )
+    if not ends:
+        return f"{difference} points (too few utterances for an interval)"
+    low, high = ends
     p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
     return f"{difference} points (95 % interval {low} to {high}, {p})"

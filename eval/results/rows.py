@@ -126,7 +126,7 @@ def make_rows(
             if other is not None and other is not row:
                 test = compare_records(grouped[row["method"]], grouped[other["method"]], resamples)
             row[f"difference_vs_{label}"] = test and test.difference
-            row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
+            row[f"difference_vs_{label}_ci"] = test and test.ends
             row[f"p_vs_{label}"] = test and test.p_value
             row[f"detectable_vs_{label}"] = test and test.detectable
         for label, name in (
@@ -184,11 +184,11 @@ def _row(
         "settings": settings,
         "kind": "reference" if settings is None else "method",
         "wer": wer.value,
-        "wer_ci": [wer.low, wer.high],
+        "wer_ci": wer.ends,
         "wer_se": wer.standard_error,
         "wer_capped": sum(min(e.errors, e.reference_words) for e in errors) / reference_words,
         "cer": cer.value,
-        "cer_ci": [cer.low, cer.high],
+        "cer_ci": cer.ends,
         "substitutions": sum(e.substitutions for e in errors),
         "deletions": sum(e.deletions for e in errors),
         "insertions": sum(e.insertions for e in errors),
@@ -234,7 +234,7 @@ def _scores(
         mean = corpus_rate(sums, resamples) if sums else None
         scores[name] = {
             "mean": mean and mean.value,
-            "ci": mean and [mean.low, mean.high],
+            "ci": mean and mean.ends,
             "standard_error": mean and mean.standard_error,
             "n": len(sums),
             "records": sum(count for _, count in sums.values()),
@@ -282,7 +282,7 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
         )
     return {
         "accepted": rate.value,
-        "accepted_ci": [rate.low, rate.high],
+        "accepted_ci": rate.ends,
         "accepted_per_pass": sum(a for _, a in rounds) / len(rounds),
         "accepted_by_position": by_position,
     }
@@ -379,5 +379,5 @@ def _binned(
     for method in methods:
         sums = by_utterance(grouped[method])
         rates = [corpus_rate({i: sums[i] for i in ids}, resamples) for _, ids in bins]
-        rates_of[method] = [{"wer": rate.value, "ci": [rate.low, rate.high]} for rate in rates]
+        rates_of[method] = [{"wer": rate.value, "ci": rate.ends} for rate in rates]
     return {"bins": [{**about, "n": len(ids)} for about, ids in bins], "methods": rates_of}

@@ -10,25 +10,32 @@ from statistics import NormalDist
 import numpy as np
 
 from dcar.errors import DataError
-from dcar.text.bootstrap import LEVEL, RESAMPLES, checked, resampled_rates
+from dcar.text.bootstrap import (
+    FEWEST_UTTERANCES,
+    LEVEL,
+    RESAMPLES,
+    checked,
+    interval_ends,
+    resampled_rates,
+)
 
 POWER = 0.8
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Difference of two corpus rates (a - b) on the same utterances.
+    """Difference of two corpus rates (a - b) on the same utterances; the rest is None for fewer
+    than FEWEST_UTTERANCES.
 
-    p_value: two-sided, share of centred bootstrap differences at least as large as the observed
-    one. detectable: the true absolute difference that such an experiment finds significant with 80
-    % probability.
+    ends: of the 95 % interval. p_value: two-sided, share of centred bootstrap differences at least
+    as large as the observed one. detectable: the true absolute difference that such an experiment
+    finds significant with 80 % probability.
     """
 
     difference: float
-    low: float
-    high: float
-    p_value: float
-    detectable: float
+    ends: list[float] | None
+    p_value: float | None
+    detectable: float | None
 
 
 def paired_test(
@@ -67,17 +74,18 @@ def paired_contrast(
             "utterances; pair them first"
         )
     observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, counts, strict=True)))
+    if len(counts[0][0]) < FEWEST_UTTERANCES:
+        return PairedTest(observed, None, None, None)
     differences = np.zeros(resamples)
     for c, (e, w) in zip(weights, counts, strict=True):
         if c:
             differences += c * resampled_rates(e, w, resamples, seed=0)
-    low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     error = float(differences.std(ddof=1))
     # Under the null the centred differences are what chance gives; the observed sample counts as
     # one of them.
     reached = np.abs(differences - observed) >= abs(observed) - 1e-12
     p_value = (1 + int(reached.sum())) / (1 + resamples)
-    return PairedTest(observed, float(low), float(high), p_value, detectable_difference(error))
+    return PairedTest(observed, interval_ends(differences), p_value, detectable_difference(error))
 
 
 def detectable_difference(standard_error: float) -> float:

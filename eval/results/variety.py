@@ -95,4 +95,4 @@ def variety(
         by_name[name].append(distance)
     means = [float(np.mean(distances_of)) for distances_of in by_name.values()]
     interval = corpus_interval(means, [1] * len(means), resamples=resamples)
-    return {**row, "variety": interval.value, "variety_ci": [interval.low, interval.high]}
+    return {**row, "variety": interval.value, "variety_ci": interval.ends}

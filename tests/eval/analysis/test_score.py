@@ -69,9 +69,7 @@ def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys
     together = last["summary"]
     assert together["files"] == 2 and together["seconds"] == pytest.approx(2.3)
     assert together["recognizers"]["one"]["wer"] == pytest.approx(2 / 6)
-    assert (
-        together["recognizers"]["one"]["ci"][0] <= 2 / 6 <= together["recognizers"]["one"]["ci"][1]
-    )
+    assert together["recognizers"]["one"]["ci"] is None  # two files
     assert together["scorers"][voice]["n"] == 2
     assert together["scorers"][voice]["mean"] == pytest.approx(
         (a["scores"][voice] + b["scores"][voice]) / 2

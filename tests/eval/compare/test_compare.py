@@ -30,6 +30,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
+from dcar.text.bootstrap import FEWEST_UTTERANCES
 from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
@@ -206,10 +207,14 @@ def test_every_scorer_is_a_column(compared):
         found = row["scores"]["loudness"]
         assert len(known) < len(scores) and found["records"] == len(known)
         assert found["mean"] == pytest.approx(sum(known) / len(known))
-        assert found["ci"][0] < found["mean"] < found["ci"][1]
         text = (out / "compare.txt").read_text()
-        assert f"{found['mean']:.3f}  {found['ci'][0]:.3f}–{found['ci'][1]:.3f}" in text
+        if found["n"] < FEWEST_UTTERANCES:
+            assert found["ci"] is None
+        else:
+            assert found["ci"][0] < found["mean"] < found["ci"][1]
+            assert f"{found['mean']:.3f}  {found['ci'][0]:.3f}–{found['ci'][1]:.3f}" in text
         assert f"{row['method']} {len(scores) - len(known)}" in text  # not scored
+    assert any(row["scores"]["loudness"]["ci"] for row in result["rows"])
     assert result["scorers"] == {"loudness": {"kind": "quality", "setting": "loudness"}}
     assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
@@ -272,6 +277,16 @@ def test_a_recogniser_of_the_same_folder_name_transcribes_anew(tmp_path):
     shards = list((tmp_path / "out" / "records").iterdir())
     # two utterances each for a and b; the third run found those of the first
     assert sum(len(shard.read_text().splitlines()) for shard in shards) == 4
+
+
+def test_one_utterance_gives_neither_intervals_nor_tests(tmp_path):
+    tools = tiny_tools(count=1)
+    result = spoken(tmp_path, tools, methods=["far", "car-1", "car-3"], report=True)
+    for row in result["rows"]:
+        assert row["wer_ci"] is row["p_vs_far"] is row["detectable_difference"] is None
+    assert result["power"] is None
+    text = (tmp_path / "compare.txt").read_text()
+    assert "95 % CI" not in text and "Detectable difference" not in text
 
 
 def test_two_processes_give_the_same_result(tmp_path, compared):

@@ -153,7 +153,10 @@ def test_counted_by_hand():
     records = [rounds_of("a", [(3, 3), (3, 0), (3, 1)]), rounds_of("b", [(3, 2), (0, 0), (1, 1)])]
     got = acceptance(records, resamples=200)
     assert got["accepted"] == 7 / 13
-    assert got["accepted_ci"][0] <= 7 / 13 <= got["accepted_ci"][1]
+    assert got["accepted_ci"] is None  # of two utterances
+    six = acceptance([r | {"id": f"{r['id']}{i}"} for i in range(3) for r in records], 200)
+    assert six["accepted"] == 7 / 13
+    assert six["accepted_ci"][0] < 7 / 13 < six["accepted_ci"][1]
     assert got["accepted_per_pass"] == 7 / 5
     assert got["accepted_by_position"] == [
         {"position": 1, "judged": 5, "accepted": 4, "rate": 4 / 5},
@@ -200,7 +203,7 @@ def test_rates_of_bins_are_corpus_rates_over_seeds():
     assert found["bins"] == [{"words": [4, 5], "n": 3}, {"words": [20, 30], "n": 3}]
     short, long = found["methods"]["a"]
     assert short["wer"] == pytest.approx(2 / 28) and long["wer"] == pytest.approx(11 / 144)
-    assert short["ci"][0] <= short["wer"] <= short["ci"][1]
+    assert short["ci"] is None  # of three utterances
 
 
 # --- runs, loops, and how lively a method speaks --------------------------------------------------
@@ -241,7 +244,7 @@ def test_fields_of_a_row_by_hand(distances):
     between = warped_distances([([1, 2], [3, 2])], distances)[0]
     # c has no pair: all but one are silent
     assert row["variety"] == pytest.approx((2 * between / 3 + 0.0) / 2)
-    assert row["variety_ci"][0] <= row["variety"] <= row["variety_ci"][1]
+    assert row["variety_ci"] is None  # of two utterances
     assert row["duration_spread"] == pytest.approx((0.0 + np.std([3, 1], ddof=1) / 2) / 2)
     assert row["longest_run_max"] == 30 and row["longest_run"] == pytest.approx(
         (1 + 1 + 1 + 3 + 1 + 0 + 30) / 9

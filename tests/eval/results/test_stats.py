@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dcar.errors import DataError
-from dcar.text.bootstrap import corpus_interval
-from eval.results.stats import detectable_difference, paired_test, utterances_needed
+from dcar.text.bootstrap import Interval, corpus_interval
+from eval.results.stats import PairedTest, detectable_difference, paired_test, utterances_needed
 
 
 def test_interval_of_equal_lengths_is_that_of_a_mean():
@@ -20,14 +20,14 @@ def test_interval_of_equal_lengths_is_that_of_a_mean():
     exact = errors.std() / math.sqrt(200) / 10
     assert got.value == pytest.approx(errors.sum() / 2000)
     assert got.standard_error == pytest.approx(exact, rel=0.03)
-    assert got.low == pytest.approx(got.value - 1.96 * exact, abs=0.15 * exact)
-    assert got.high == pytest.approx(got.value + 1.96 * exact, abs=0.15 * exact)
+    ends = [got.value - 1.96 * exact, got.value + 1.96 * exact]
+    assert got.ends == pytest.approx(ends, abs=0.15 * exact)
 
 
 def test_a_rate_is_a_ratio_of_sums_and_without_spread_there_is_no_width():
     assert corpus_interval([1, 0], [2, 98], resamples=500).value == pytest.approx(0.01)
     got = corpus_interval([1] * 5, [4] * 5, resamples=300)
-    assert (got.low, got.high, got.standard_error) == (0.25, 0.25, 0.0)
+    assert (got.ends, got.standard_error) == ([0.25, 0.25], 0.0)
 
 
 def test_interval_covers_the_truth():
@@ -35,7 +35,7 @@ def test_interval_covers_the_truth():
     for trial in range(200):
         errors = np.random.default_rng(trial).binomial(8, 0.2, 60)
         got = corpus_interval(errors, np.full(60, 8), resamples=400)
-        hits += got.low <= 0.2 <= got.high
+        hits += got.ends[0] <= 0.2 <= got.ends[1]
     assert 0.9 <= hits / 200 <= 0.99
 
 
@@ -45,7 +45,7 @@ def test_paired_test_is_antisymmetric():
     ab, ba = paired_test(a, words, b, words), paired_test(b, words, a, words)
     assert ab.difference == pytest.approx(-ba.difference)
     assert ab.p_value == ba.p_value
-    assert ab.low == pytest.approx(-ba.high)
+    assert ab.ends[0] == pytest.approx(-ba.ends[1])
     assert ab.detectable == pytest.approx(ba.detectable)
     itself = paired_test(a, words, a, words)
     assert (itself.difference, itself.p_value, itself.detectable) == (0.0, 1.0, 0.0)
@@ -60,7 +60,7 @@ def test_pairing_finds_what_separate_intervals_hide():
     a, b = hard + 1, hard
     paired = paired_test(a, words, b, words, resamples=2000)
     separate_a, separate_b = corpus_interval(a, words), corpus_interval(b, words)
-    assert separate_b.high > separate_a.low
+    assert separate_b.ends[1] > separate_a.ends[0]
     assert paired.p_value < 0.001
 
 
@@ -93,6 +93,17 @@ def test_detectable_difference_is_what_80_percent_of_experiments_find():
         for _ in range(200)
     ]
     assert 0.7 <= np.mean(found) <= 0.92
+
+
+def test_few_utterances_have_no_interval_and_no_test():
+    """One utterance once had p = 0.010, the interval 9.09–9.09 and "needs about 1 utterances"."""
+    one = paired_test([2], [11], [1], [11])
+    assert one == PairedTest(pytest.approx(1 / 11), None, None, None)
+    assert corpus_interval([1], [11]) == Interval(pytest.approx(1 / 11), None, None)
+    assert corpus_interval([1, 2, 0, 1], [9] * 4).ends is None
+    assert len(corpus_interval([1, 2, 0, 1, 1], [9] * 5).ends) == 2
+    five = paired_test([1, 2, 0, 1, 1], [9] * 5, [1, 1, 0, 1, 2], [9] * 5)
+    assert len(five.ends) == 2 and five.p_value == 1.0 and five.detectable > 0
 
 
 @pytest.mark.parametrize(("errors", "words"), [([], []), ([1], [0]), ([1, 2], [3])])

@@ -210,7 +210,7 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
         f"wavlm:{save_wavlm(tmp_path / 'sv')}",
         f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}",
     ]
-    tools = tiny_tools(count=3)
+    tools = tiny_tools(count=5)
     prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
     tools.scorers = load_scorers(settings, prompts)
     assert [(s.name.partition("@")[0], s.kind) for s in tools.scorers.values()] == [
@@ -230,7 +230,7 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     for name, scorer in tools.scorers.items():
         assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
     row = next(r for r in result["rows"] if r["method"] == "recording")["scores"][utmos]
-    assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
+    assert row["n"] == 5 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
     given = [r["scores"][utmos] for r in records_of(tmp_path / "out") if r["method"] == "recording"]
     assert row["standard_error"] == pytest.approx(np.std(given) / len(given) ** 0.5, rel=0.1)
 

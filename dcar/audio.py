@@ -242,7 +242,7 @@ def _decode_with_ffmpeg(source: str | Path | bytes) -> tuple[np.ndarray, int, fl
         stream = container.streams.best("audio")
         if not isinstance(stream, av.AudioStream):
             raise ValueError("it has no sound")
-        to_float = av.AudioResampler("fltp")
+        to_float = av.AudioResampler("flt")  # one plane: PyAV crashes at more than eight
         blocks: list[np.ndarray] = []
         rates: set[tuple[int, int]] = set()
         places = []
@@ -257,13 +257,13 @@ def _decode_with_ffmpeg(source: str | Path | bytes) -> tuple[np.ndarray, int, fl
             rates |= {(frame.sample_rate, frame.layout.nb_channels) for frame in frames}
             if len(rates) > 1:
                 raise ValueError(_CHANGES)
-            blocks += [
-                floats.to_ndarray() for frame in frames for floats in to_float.resample(frame)
-            ]
+            for frame in frames:
+                for floats in to_float.resample(frame):
+                    blocks.append(floats.to_ndarray().reshape(-1, frame.layout.nb_channels))
         if not rates:
             return np.zeros((0, 1), np.float32), stream.rate, 0.0
         [(rate, _)] = rates
-        samples = np.concatenate(blocks, axis=1).T
+        samples = np.concatenate(blocks)
         promised = 0.0
         if container.format.name == "mp3" and places:
             table = _MP3_TABLE.search(_bytes_of(source)[: places[0]])

@@ -270,6 +270,13 @@ def test_a_flac_without_a_length_that_was_cut_off_is_no_shorter_one():
             load_audio(written[: int(len(written) * share)])
 
 
+def test_a_caf_of_twelve_channels_without_a_length():
+    written = bytearray(encoded(np.repeat(tone(1.0)[:, None], 12, 1), "CAF"))
+    at = written.index(b"data") + 4
+    written[at : at + 8] = b"\xff" * 8
+    np.testing.assert_allclose(load_audio(bytes(written))[0], tone(1.0), atol=1e-4)
+
+
 def test_an_au_or_aiff_whose_header_says_zero_is_refused():
     """libsndfile and FFmpeg believe it."""
     au, aiff = bytearray(encoded(tone(), "AU")), bytearray(encoded(tone(), "AIFF"))

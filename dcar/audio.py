@@ -201,10 +201,9 @@ def _sound_files(source: str | Path | bytes, name: str) -> Iterator[list[sf.Soun
                 f"{name}: cut off: the last page of the Ogg file is missing or incomplete; copy it "
                 "again, or convert it if it was recorded from a stream"
             )
-        if len(links) < 2:
-            yield [file]
-            return
-        files = [stack.enter_context(sf.SoundFile(io.BytesIO(link))) for link in links]
+        files = [file]
+        if len(links) > 1:
+            files = [stack.enter_context(sf.SoundFile(io.BytesIO(link))) for link in links]
         if len({(file.samplerate, file.channels) for file in files}) > 1:
             raise ValueError(_CHANGES)
         yield files
@@ -219,11 +218,9 @@ def _format_without_length(source: str | Path | bytes) -> str | None:
 def _promised(file: sf.SoundFile, held: int) -> float:
     """Return the number of samples that the header of a recording promises, of which `held` were
     decoded."""
-    if file.format == "OGG":
-        return held
-    promised = float(file.frames)
+    promised = held if file.format == "OGG" else file.frames
     for written, there in _REPAIRED.findall(file.extra_info):
-        if int(there) < int(written) < _UNKNOWN and int(there) > 0:
+        if 0 < int(there) < int(written) < _UNKNOWN:
             promised = max(promised, held * int(written) / int(there))
     return promised
 

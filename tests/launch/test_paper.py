@@ -190,7 +190,7 @@ POLICY = [
     "max_completion_length=20",
 ]
 TINY = {
-    "tokenizer": ["vocab_size=32", "max_frames=4000", "sample_hours=0.02", "passes=2"],
+    "tokenizer": ["vocab_size=32", "max_frames=4000", "sample_hours=0.02"],
     "prepared": ["filter_seconds=[1,20]", "num_proc=1"],
     "testset": ["filter_seconds=[1,20]", "num_proc=1"],
     "far": [*STEPS, *DECODER],
@@ -201,7 +201,7 @@ TINY = {
         "eval_steps=1",
         "per_device_train_batch_size=2",
         "renderer_batch_size=2",
-        "vocoder={vocab_size: 32, mel_bands: 40, condition_size: 16, acoustic_size: 16, "
+        "model={vocab_size: 32, mel_bands: 40, condition_size: 16, acoustic_size: 16, "
         "acoustic_ffn_size: 16, acoustic_dilations: [1], renderer_size: 16, renderer_ffn_size: 16, "
         "renderer_dilations: [1]}",
     ],

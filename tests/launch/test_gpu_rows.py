@@ -138,7 +138,7 @@ def test_training_is_timed_from_batch_to_batch(monkeypatch):
         CARTrainer, "training_step", lambda self, model, inputs: now.__setitem__(0, now[0] + 7)
     )
     now, trainer = [0], SimpleNamespace(args=SimpleNamespace(device=torch.device("cpu")))
-    with recorded_steps() as steps:
+    with recorded_steps(6) as steps:
         for tokens in (1, 2, 4, 8, 16, 32):
             now[0] = next(clock)
             CARTrainer.training_step(trainer, None, {"positions": range(tokens)})

@@ -58,6 +58,7 @@ def test_a_gpu_speaks_the_same_in_whole_batches(settings, tmp_path, monkeypatch)
     monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
     here = load_corpus("jsonl", run(ResynthesizeConfig(**settings, device="cpu")))
     settings["out"] = str(tmp_path / "there")
+    monkeypatch.setattr("dcar.vocoder.resynthesize.own_device", lambda _: "cuda:0")
     with fake_gpu.fake_gpu(monkeypatch):
         manifest = run(ResynthesizeConfig(**settings, device="cuda", batch_size=3))
         waves = [shape for shape in fake_gpu.reads if len(shape) == 2]

@@ -205,7 +205,8 @@ class KVCache:
 
 def check_width(hidden_size: int, num_attention_heads: int) -> None:
     """Raise ConfigError if layers of this width cannot have this number of attention heads."""
-    if hidden_size % num_attention_heads or hidden_size // num_attention_heads % 2:
+    each, rest = divmod(hidden_size, max(1, num_attention_heads))
+    if num_attention_heads < 1 or each < 1 or each % 2 or rest:
         raise ConfigError(
             f"hidden_size {hidden_size} must be num_attention_heads {num_attention_heads} times an "
             "even number, because rotary positions rotate pairs of dimensions"

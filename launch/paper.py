@@ -4,7 +4,7 @@ corpus, FAR and CAR, vocoder, guidance profile, DCPO with two ranges, comparison
     ./launch/paper.sh /data/LibriTTS runs/paper
     ./launch/paper.sh /data/LibriTTS runs/paper reward_recognizer=nemo:/models/reward.nemo
 
-Every stage is a command with its recipe (`pipeline`). It is printed and can also be run by hand.
+Every stage is a command with its recipe (`pipeline`). It is printed and can also be run on its own.
 STAGE.SETTING=value changes a setting of one stage.
 
 Run the same command again to resume: finished stages are skipped, and the first unfinished one

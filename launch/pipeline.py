@@ -12,7 +12,6 @@ alone: the content of an input is that of its weights, tables and configurations
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shlex
@@ -29,6 +28,7 @@ from typing import Any
 from dcar.config.recipes import recipe_file
 from dcar.errors import DCARError, StoppedError
 from dcar.process import INTERRUPTED, REQUEUE
+from dcar.storage import digest, digest_of
 from dcar.tracking import write_json
 
 OF_MACHINE = {
@@ -99,24 +99,21 @@ class Job:
         read = list(self.inputs)
         if "--config" in command:
             read.append(recipe_file(command[command.index("--config") + 1])[0])
-        return hashlib.sha256(
-            json.dumps([command, *map(content_digest, read)]).encode()
-        ).hexdigest()
+        return digest_of([command, *map(content_digest, read)])
 
 
 def content_digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of the weights, tables and configurations in a folder,
     without checkpoints and provenance."""
     if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return str(digest(path)["sha256"])
     files = sorted(
         p.relative_to(path)
         for p in path.rglob("*")
         if p.suffix in CONTENT and p.name != "provenance.json"
     )
-    listed = [f"{p} {content_digest(path / p)}" for p in files if "checkpoint-" not in str(p)]
-    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
+    listed = [p for p in files if "checkpoint-" not in str(p)]
+    return digest_of([(str(p), content_digest(path / p)) for p in listed])
 
 
 def run_pipeline(

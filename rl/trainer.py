@@ -105,12 +105,12 @@ class DCPOTrainer(ResilientTrainer):
         )
 
     model: a policy, of which a copy is trained, or its folder; None: a new one, by
-    `args.policy_…`. reward_funcs: one or
-    several built-in names, dotted paths and functions `(completions, **columns) -> list[float]`
-    (rl/rewards.py), added with `args.reward_weights`; None: those of args. train_dataset,
-    eval_dataset: made by `rl.data.load_dataset`, or lists of `PromptItem`; None: the splits train
-    and dev of `args.data`. decoder, vocoder, recognizer: None: those of args; a decoder that is
-    given as a module keeps its own precision. Errors are those of `dcar.errors`.
+    `args.policy_…`. reward_funcs: one or several built-in names, dotted paths and functions
+    `(completions, **columns) -> list[float]` (rl/rewards.py), added with `args.reward_weights`;
+    None: those of args. train_dataset, eval_dataset: made by `rl.data.load_dataset`, or lists of
+    `PromptItem`; None: the splits train and dev of `args.data`. decoder, vocoder, recognizer: None:
+    those of args; a decoder that is given as a module keeps its own precision. Errors are those of
+    `dcar.errors`.
     """
 
     args: DCPOConfig

@@ -40,7 +40,7 @@ def tree_of(name: str) -> ast.Module:
 
 
 def schemas() -> list[type]:
-    """All dataclasses of the project that declare settings."""
+    """Return all dataclasses of the project that declare settings."""
     found = []
     for name, path in SOURCES.items():
         if "setting(" in path.read_text():

@@ -183,7 +183,7 @@ class Engine:
                         self.graphs.run(
                             (view.rows, view.longest, view.forbids),
                             partial(self._step, view, self.method),
-                            view.changing(self.method.tree is not None),
+                            partial(view.changing, self.method.tree is not None),
                         )
                     else:
                         self._step(view, self.method)

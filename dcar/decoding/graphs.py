@@ -38,11 +38,13 @@ class StepGraphs:
         """Discard the graphs, because a buffer moves."""
         self._graphs.clear()
 
-    def run(self, key: Hashable, step: Callable[[], None], changing: Sequence[Tensor]) -> None:
-        """Run the step. `changing`: the tensors that it changes; the warm-up executes the step,
-        so they are restored before the capture."""
+    def run(
+        self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]
+    ) -> None:
+        """Run the step. `changing` returns the tensors that it changes; the warm-up executes the
+        step, so they are restored before the capture. A replay does not ask for them."""
         if key not in self._graphs:
-            self._graphs[key] = self._capture(step, changing)
+            self._graphs[key] = self._capture(step, changing())
         self._graphs[key].replay()
 
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:

@@ -55,7 +55,7 @@ class Method:
     tree: DraftTree | None = None
     """Shape of its drafts, if they are trees."""
     logged: Sequence[str] = ()
-    """Those of `sizes`, `log_probs` and `chosen` that its results contain."""
+    """Fields among `sizes`, `log_probs` and `chosen` that its results contain."""
 
     def width(self, heads: int) -> int:
         """Return the maximum number of tokens that a round emits, given the decoder's number of

@@ -87,7 +87,7 @@ def imported(what: str, path: str) -> Any:
     """Return the object of a user's own code that a dotted path names; the working directory is
     searched too. Raises ConfigError, which begins with `what`, if it cannot be imported."""
     module, _, attribute = path.rpartition(".")
-    if os.getcwd() not in sys.path:
+    if os.getcwd() not in sys.path:  # unlike `python -m`, the command `dcar` does not search it
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)

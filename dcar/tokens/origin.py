@@ -1,4 +1,4 @@
-"""What made the ids of a corpus, so that models refuse ids of another origin."""
+"""Origin of the ids of a corpus, so that models refuse ids of another one."""
 
 from __future__ import annotations
 

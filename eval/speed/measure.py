@@ -102,8 +102,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step at batch 1 reads, and the time in which this machine reads it. Of the embedding
-    tables a step reads only rows, so they do not count."""
+    """Bytes that a step at batch 1 reads, and the time in which this machine reads them. Of the
+    embedding tables a step reads only rows, so they do not count."""
 
     far: int  # parameters of the trunk and the base head
     heads: HeadCosts

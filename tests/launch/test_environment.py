@@ -60,7 +60,7 @@ def source(fakes: Path, extras: str = "") -> tuple[str, list[str]]:
 
 
 def installs(calls: list[str]) -> list[str]:
-    """What pip is asked for, in order."""
+    """Return the arguments of the calls of pip, in order."""
     prefix = "pip install --quiet --disable-pip-version-check "
     return [call.removeprefix(prefix) for call in calls if call.startswith(prefix)]
 

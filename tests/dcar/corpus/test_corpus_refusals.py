@@ -1,4 +1,4 @@
-"""What cannot be a corpus is refused by name."""
+"""Refusals of corpora: the error names the fault."""
 
 from pathlib import Path
 

@@ -97,7 +97,7 @@ def test_the_host_reads_once_a_look_and_once_more_for_all_rows_that_finished(dev
 def test_what_cannot_be_captured_says_what_to_switch_off(device):
     count = torch.zeros(1).to(device)
     with pytest.raises(EngineError, match="(?s)capturing.*graphs=false"):
-        StepGraphs(True, device).run("a", lambda: bool(count > 0), [])
+        StepGraphs(True, device).run("a", lambda: bool(count > 0), lambda: [])
 
 
 def test_the_stand_in_refuses_what_a_gpu_refuses(device):

@@ -105,7 +105,7 @@ def test_distribution_of_one_node(tau, children):
 
 
 class EveryDraw:
-    """What VADUSA asks of the state of a batch: a round behind a root, whose rows are all
+    """Part of a batch's state that VADUSA reads: a round behind a root, whose rows are all
     combinations of two values of every random number that is asked for; two codes, end 2."""
 
     eager, eos = True, 2

@@ -3,20 +3,51 @@ Python."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from dcar.errors import EngineError
 
+capture_lock = threading.RLock()
+"""Lock to hold while a graph is captured, also by another library: only one capture may be underway
+in a process, and nothing may wait for the whole device meanwhile."""
+
+
+class CapturePool:
+    """Memory of all graphs that are replayed on one stream of a device. They follow one another, so
+    each may overwrite what the last one has left."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    def handle(self) -> Any:
+        """Return the handle of the pool for a capture. It is a new one where no graph is left:
+        the allocator refuses a handle whose last graph was freed."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graphs.add(graph)
+
+
+_pools: dict[torch.cuda.Stream, CapturePool] = {}
+_capture_streams: dict[torch.device, torch.cuda.Stream] = {}
+
 
 class StepGraphs:
     """Runner of steps, each a function of tensors at fixed addresses.
 
     `enabled`: steps are run by graphs (the default on CUDA); otherwise they are simply called. The
-    first run with a key warms the step up and captures it, later ones replay it.
+    first run with a key warms the step up and captures it, later ones replay it. A graph is only
+    replayed on the stream for which it was captured, because it shares memory with all other graphs
+    of that stream.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device):
@@ -28,8 +59,6 @@ class StepGraphs:
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None  # memory pool shared by the graphs, which are captured on one stream
-        self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -43,29 +72,32 @@ class StepGraphs:
     ) -> None:
         """Run the step. `changing` returns the tensors that it changes; the warm-up executes the
         step, so they are restored before the capture. A replay does not ask for them."""
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(step, changing())
-        self._graphs[key].replay()
+        current = torch.cuda.current_stream(self.device)
+        if (current, key) not in self._graphs:
+            with capture_lock:
+                self._graphs[current, key] = self._capture(step, changing(), current)
+        self._graphs[current, key].replay()
 
-    def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    def _capture(
+        self, step: Callable[[], None], state: Sequence[Tensor], current: torch.cuda.Stream
+    ) -> torch.cuda.CUDAGraph:
         saved = [t.clone() for t in state]
-        if self._stream is None:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(self.device)
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        if self.device not in _capture_streams:
+            _capture_streams[self.device] = torch.cuda.Stream(self.device)
+        stream, pool = _capture_streams[self.device], _pools.setdefault(current, CapturePool())
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(2):
                 step()
                 for tensor, value in zip(state, saved, strict=True):
                     tensor.copy_(value)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may use the device meanwhile: DCPO's rewards are computed next to the
             # rollouts.
             with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+                graph, pool=pool.handle(), stream=stream, capture_error_mode="thread_local"
             ):
                 step()
         except torch.OutOfMemoryError:
@@ -75,4 +107,5 @@ class StepGraphs:
                 f"this step cannot be captured as a CUDA graph ({error}); disable graphs: "
                 "graphs=false"
             ) from error
+        pool.add(graph)
         return graph

@@ -2,6 +2,10 @@
 tests/toys/fake_gpu.py, on which mixing devices or waiting within a captured step is an error, as on a
 GPU."""
 
+import gc
+import threading
+import time
+
 import fake_gpu
 import pytest
 import torch
@@ -11,6 +15,7 @@ from tiny_methods import KINDS
 
 from dcar.decoding import Engine, PolicyChunk, Prompt, decode
 from dcar.decoding import engine as module
+from dcar.decoding import graphs as module_of_graphs
 from dcar.decoding.graphs import StepGraphs
 from dcar.errors import EngineError
 from dcar.sampling import SamplingConfig
@@ -98,6 +103,54 @@ def test_what_cannot_be_captured_says_what_to_switch_off(device):
     count = torch.zeros(1).to(device)
     with pytest.raises(EngineError, match="(?s)capturing.*graphs=false"):
         StepGraphs(True, device).run("a", lambda: bool(count > 0), lambda: [])
+
+
+def test_captures_of_two_threads_follow_one_another(device):
+    together, called = threading.Barrier(2), []
+
+    def work(name):
+        def step():
+            called.append(name)
+            time.sleep(0.02)
+
+        graphs = StepGraphs(True, device)
+        together.wait()
+        graphs.run("key", step, lambda: [])
+
+    threads = [threading.Thread(target=work, args=[name]) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "".join(called) in ("aaabbb", "bbbaaa")
+
+
+def test_graphs_of_a_stream_share_a_pool_which_is_not_used_again_once_all_are_freed(
+    device, monkeypatch
+):
+    pools, capture = [], torch.cuda.graph
+
+    def noted(graph, *, pool, **settings):
+        pools.append(pool)
+        return capture(graph, pool=pool, **settings)
+
+    monkeypatch.setattr(torch.cuda, "graph", noted)
+    monkeypatch.setattr(module_of_graphs, "_pools", {})
+    count = torch.zeros(1).to(device)
+    first, second = StepGraphs(True, device), StepGraphs(True, device)
+    for graphs in (first, second, first, second):
+        graphs.run(len(graphs), lambda: count.add_(1), lambda: [count])
+        if len(pools) == 3:
+            first.reset()
+            gc.collect()
+    assert pools[0] is pools[1] is pools[2] is pools[3]
+    first.reset()
+    second.reset()
+    fake_gpu.replays.clear()
+    gc.collect()
+    first.run("again", lambda: count.add_(1), lambda: [count])
+    assert pools[4] is not pools[0]
+    assert count.item() == 5
 
 
 def test_the_stand_in_refuses_what_a_gpu_refuses(device):

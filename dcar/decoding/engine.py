@@ -1,16 +1,17 @@
-"""Decoding of utterances: admit them into the rows of a `BatchState`, call the step, read `alive`
-now and then.
+"""Decoding of utterances: admit them into the rows of a `BatchState`, call the step, look which
+rows have finished.
 
 `decode` decodes a list of prompts. An `Engine` does so repeatedly with the same buffers (and CUDA
 graphs), and yields tokens while they are decoded. Rows that finish are replaced by waiting
-utterances, whatever the method. The host never waits for a step: on a GPU it synchronises every
-`SYNC_EVERY` steps.
+utterances, whatever the method. A GPU never waits for the host: while it runs a step, the host
+looks at what the step before it reported, and queues the next one.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,13 +35,14 @@ from dcar.decoding.records import (
 )
 from dcar.decoding.state import LOGGED, BatchState, RowLog
 from dcar.decoding.step import Admitted, Method, step
+from dcar.decoding.transfers import HostCopy
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys
 
-SYNC_EVERY = 8
-"""Number of steps between two synchronisations with a GPU. On a CPU, where they are free, there
-is one after every step."""
+QUEUED = 1
+"""Number of steps that are queued after the one that the host looks at, so that a GPU always has
+one to run. A finished row runs as many in vain. On a CPU there are none."""
 COLUMN_BLOCK = 128
 """Block of columns: with fixed shapes attention reads a multiple of it, and there is one graph
 for each multiple."""
@@ -57,8 +59,9 @@ class Progress(NamedTuple):
 
 @dataclass
 class Slot:
-    """Utterance in a row, as known to the host since its last synchronisation."""
+    """Utterance in a row, as known to the host since it last looked."""
 
+    row: int
     index: int
     prompt: Prompt
     member: int
@@ -67,6 +70,34 @@ class Slot:
     longest: int  # upper bound on its speech positions in the cache
     generated: int = 0
     returned: int = 0  # tokens handed out
+
+
+class Look(NamedTuple):
+    """Report of a step on its way to the host, and the utterances that were in its rows."""
+
+    slots: list[Slot | None]
+    reported: HostCopy  # [rows, 6] of `BatchState.report`
+
+
+class Part(NamedTuple):
+    """New tokens of an utterance on their way to the host."""
+
+    slot: Slot
+    first: int  # the new tokens begin here
+    generated: int
+    passes: int
+    draft_passes: int
+    complete: bool
+    hidden: Tensor | None  # [S, D] of all consumed positions, if it is complete
+    features: Tensor | None  # [decisions, N, n, F]
+
+
+class Reading(NamedTuple):
+    """Rows that are being read back."""
+
+    parts: list[Part]
+    logs: Callable[[], list[RowLog]]  # waits for them
+    failed: Slot | None  # the first utterance without a distribution
 
 
 class Engine:
@@ -150,7 +181,7 @@ class Engine:
         in_order: bool = False,
     ) -> Iterator[Progress]:
         """Decode the prompts. Yield each result when it is complete, and with `stream` also the new
-        tokens of unfinished utterances whenever the host synchronises. The longest texts are
+        tokens of unfinished utterances after every step. The longest texts are
         admitted first, or with `in_order` the first prompts.
 
         Raises TextError or DataError for a prompt that the model cannot read (nothing has been
@@ -160,6 +191,8 @@ class Engine:
         for prompt in prompts:
             check_prompt(prompt, self.reader.config)
         finished: list[DecodeResult] = []
+        readings: deque[Reading] = deque()
+        queued = 0 if self.eager else QUEUED
         try:
             state = self._prepare(prompts)
             order = sorted(
@@ -169,6 +202,7 @@ class Engine:
                 (i * group_size + g, prompts[i], g) for i in order for g in range(group_size)
             ][::-1]
             slots: list[Slot | None] = [None] * self.rows
+            looks: deque[Look] = deque()
             used, steps = 0, 0  # rows in use, steps since an utterance was admitted
             while waiting or any(slots):
                 if waiting and None in slots:
@@ -177,21 +211,13 @@ class Engine:
                     used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
                 elif not waiting:
                     used = self._compact(state, slots, used)
-                for _ in range(1 if self.eager else SYNC_EVERY):
-                    view = self._next(state, slots, used, steps < self.sampling.min_tokens)
-                    if self.graphs.enabled:
-                        self.graphs.run(
-                            (view.rows, view.longest, view.forbids),
-                            partial(self._step, view, self.method),
-                            partial(view.changing, self.method.tree is not None),
-                        )
-                    else:
-                        self._step(view, self.method)
-                    steps += 1
-                for progress in self._look(state, slots, used, seed, stream):
-                    if progress.result is not None:
-                        finished.append(progress.result)
-                    yield progress
+                self._advance(state, slots, used, steps < self.sampling.min_tokens)
+                steps += 1
+                looks.append(Look(slots[:used], HostCopy(state.reported[:used])))
+                if len(looks) > queued:
+                    readings.append(self._look(state, slots, looks, stream))
+                yield from self._deliver(readings, seed, finished, queued)
+            yield from self._deliver(readings, seed, finished)
         except DistributionError as error:
             error.finished = finished
             raise
@@ -200,6 +226,8 @@ class Engine:
                 error
             ):
                 raise
+            for _ in self._deliver(readings, seed, finished):
+                pass
             raise EngineError(
                 f"out of memory with {self.rows} rows of {self._room[0]} speech positions "
                 f"({error}); lower the batch size first, then max_tokens, or set graphs=false; "
@@ -266,7 +294,7 @@ class Engine:
         for (index, prompt, member), row in zip(taken, free, strict=True):
             length = len(prompt.prompt_ids) + int(self.reader.config.bos)
             slots[row] = Slot(
-                index, prompt, member, length_limit(prompt, self.sampling), length, length
+                row, index, prompt, member, length_limit(prompt, self.sampling), length, length
             )
         limits = torch.tensor([slots[row].limit for row in free], device=device)  # type: ignore[union-attr]
         names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
@@ -280,6 +308,24 @@ class Engine:
         self.method.admit(
             state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins)
         )
+
+    def _advance(
+        self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
+    ) -> None:
+        """Queue the next step of the rows in use, or run it."""
+        view = self._next(state, slots, used, forbids)
+        if self.graphs.enabled:
+            self.graphs.run(
+                (view.rows, view.longest, view.forbids),
+                partial(self._reported_step, view),
+                partial(view.changing, self.method.tree is not None),
+            )
+        else:
+            self._reported_step(view)
+
+    def _reported_step(self, view: BatchState) -> None:
+        self._step(view, self.method)
+        view.report()
 
     def _next(
         self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
@@ -303,46 +349,66 @@ class Engine:
     # --- results ----------------------------------------------------------------------------------
 
     def _look(
-        self, state: BatchState, slots: list[Slot | None], used: int, seed: int, stream: bool
-    ) -> Iterator[Progress]:
-        """Read back which rows have finished and, for a stream, new tokens: in one transfer, or in
-        two if there is anything to return, whatever the number of rows."""
-        highest, generated, remaining, lengths, passes, drafts = state.facts(used).tolist()
-        changed = [
-            row
-            for row, slot in enumerate(slots[:used])
-            if slot and (not remaining[row] or (stream and generated[row] > slot.returned))
-        ]
-        logs: dict[int, RowLog] = {}
-        if changed:
-            counts = ([count[row] for row in changed] for count in (generated, passes))
-            logs = dict(zip(changed, state.read(changed, *counts), strict=True))
-        for row, slot in enumerate(slots[:used]):
-            if slot is None:
+        self, state: BatchState, slots: list[Slot | None], looks: deque[Look], stream: bool
+    ) -> Reading:
+        """Look at the first of these reports, free the rows that have finished, and start to read
+        them back, with `stream` also new tokens of the others: in one transfer."""
+        look, parts = looks.popleft(), []
+        failed: Slot | None = None
+        for slot, facts in zip(look.slots, look.reported.get().tolist(), strict=True):
+            if slot is None or slots[slot.row] is not slot:  # an earlier look has freed it
                 continue
-            if highest[row] > state.eos:
-                raise distribution_error(slot.prompt.utterance_id, slot.generated)
-            slot.longest, slot.generated = lengths[row], generated[row]
-            if row not in logs:
+            highest, generated, remaining, length, passes, draft_passes = facts
+            if highest > state.eos:
+                failed = failed or slot
                 continue
-            new = logs[row].tokens[slot.returned :].tolist()
-            slot.returned = generated[row]
-            result = None
-            if not remaining[row]:
-                slots[row] = None
-                result = self._result(state, row, slot, seed, logs[row], drafts[row])
-            yield Progress(slot.index, new, result)
+            slot.longest = min(length + len(looks) * self.width, self._room[0])
+            slot.generated = generated
+            if remaining and not (stream and generated > slot.returned):
+                continue
+            hidden = features = None
+            if not remaining:
+                slots[slot.row] = None
+                with torch.inference_mode(False):  # a policy is trained on these
+                    if state.hidden is not None:
+                        hidden = _ordinary(state.hidden[slot.row, :length])
+                    if state.features is not None:
+                        features = _ordinary(state.features[slot.row, :passes])
+            parts.append(
+                Part(
+                    slot,
+                    slot.returned,
+                    generated,
+                    passes,
+                    draft_passes,
+                    not remaining,
+                    hidden,
+                    features,
+                )
+            )
+            slot.returned = generated
+        rows = [part.slot.row for part in parts]
+        counts = [part.generated for part in parts], [part.passes for part in parts]
+        return Reading(parts, state.read(rows, *counts) if parts else list, failed)
 
-    def _result(
-        self,
-        state: BatchState,
-        row: int,
-        slot: Slot,
-        seed: int,
-        logged: RowLog,
-        draft_passes: int,
-    ) -> DecodeResult:
-        log = dict(zip(LOGGED, logged.log.T.tolist(), strict=True))
+    def _deliver(
+        self, readings: deque[Reading], seed: int, finished: list[DecodeResult], keep: int = 0
+    ) -> Iterator[Progress]:
+        """Yield what has been read back, but for the last `keep` readings, and add results to
+        `finished`."""
+        while len(readings) > keep:
+            reading = readings.popleft()
+            for part, logged in zip(reading.parts, reading.logs(), strict=True):
+                result = self._result(part, seed, logged) if part.complete else None
+                if result is not None:
+                    finished.append(result)
+                yield Progress(part.slot.index, logged.tokens[part.first :].tolist(), result)
+            if reading.failed is not None:
+                slot = reading.failed
+                raise distribution_error(slot.prompt.utterance_id, slot.generated)
+
+    def _result(self, part: Part, seed: int, logged: RowLog) -> DecodeResult:
+        slot, log = part.slot, dict(zip(LOGGED, logged.log.T.tolist(), strict=True))
         positions = list(accumulate(log["emitted"][:-1], initial=slot.prompt_length - 1))
         verified = [i for i, proposed in enumerate(log["proposed"]) if proposed]
         names = self.method.logged
@@ -351,26 +417,23 @@ class Engine:
             self.method.name,
             seed,
             logged.tokens.tolist(),
-            truncated=slot.generated == slot.limit,
-            passes=len(logged.log),
-            draft_passes=draft_passes,
+            truncated=part.generated == slot.limit,
+            passes=part.passes,
+            draft_passes=part.draft_passes,
             proposed=[log["proposed"][i] for i in verified],
             accepted=[log["accepted"][i] for i in verified],
             emitted=log["emitted"],
             sizes=log["sizes"] if "sizes" in names else [],
             decision_positions=positions,
             log_probs=logged.log_probs.tolist() if "log_probs" in names else [],
+            hidden=part.hidden,
             prompt_length=slot.prompt_length,
             chosen=log["chosen"] if "chosen" in names else [],
+            features=part.features,
         )
         for log_prob, position in zip(result.log_probs, positions, strict=False):
             if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
                 raise distribution_error(slot.prompt.utterance_id, position - positions[0])
-        with torch.inference_mode(False):  # a policy is trained on these
-            if state.hidden is not None:
-                result.hidden = _ordinary(state.hidden[row, : positions[-1] + 1])
-            if state.features is not None:
-                result.features = _ordinary(state.features[row, : result.passes])
         return result
 
     def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:
@@ -382,7 +445,8 @@ class Engine:
         holes = [i for i in range(len(busy)) if slots[i] is None]
         for target, source in zip(holes, reversed(busy), strict=False):
             state.move(source, target)
-            slots[target], slots[source] = slots[source], None
+            slot = slots[target] = slots[source]
+            slots[source], slot.row = None, target  # type: ignore[union-attr]
         return len(busy)
 
 

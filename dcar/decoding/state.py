@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.reader import Reader
+from dcar.decoding.transfers import HostCopy, to_device
 from dcar.repetition import histories
 from dcar.sampling import SamplingConfig, sample, shifted, uniform
 from heads.layers import KVCache
@@ -93,6 +94,7 @@ class BatchState:
         self.remaining = integers()
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
         self.highest = integers()  # ids drawn so far; above EOS: there was no distribution
+        self.reported = integers(6)  # see `report`
         self.draft_tokens = integers(draft_length)
         self.draft_counts = integers()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
@@ -182,9 +184,9 @@ class BatchState:
         since the step began."""
         return int(cache.lengths.max()) if self.eager else self.longest + grown
 
-    def facts(self, n: int) -> Tensor:
-        """Return the values that the host reads of the first n rows [6, n]: highest id drawn,
-        tokens emitted, tokens left, speech positions, passes, passes of a draft model."""
+    def report(self) -> None:
+        """Gather what the host reads of every row after a step, in `reported` [B, 6]: highest id
+        drawn, tokens emitted, tokens left, speech positions, passes, passes of a draft model."""
         facts = (
             self.highest,
             self.generated,
@@ -193,14 +195,14 @@ class BatchState:
             self.passes,
             self.draft_passes,
         )
-        return torch.stack([fact[:n] for fact in facts])
+        torch.stack(facts, 1, out=self.reported)
 
     def read(
         self, rows: Sequence[int], tokens: Sequence[int], passes: Sequence[int]
-    ) -> list[RowLog]:
-        """Copy rows to the host in one transfer, given the numbers of tokens and of passes of
-        each."""
-        at = torch.tensor(rows, device=self.tokens.device)
+    ) -> Callable[[], list[RowLog]]:
+        """Start to copy rows to the host in one transfer, given the numbers of tokens and of passes
+        of each. Return a function that waits for it and returns them."""
+        at = to_device(rows, self.tokens.device)
         last = max(passes)
         parts = (
             self.tokens[at, : max(tokens)],
@@ -208,15 +210,19 @@ class BatchState:
             self.log_probs[at, :last].double(),
         )
         # float64 holds ids and counts exactly, next to the log probabilities
-        together = torch.cat(parts, 1).cpu()
-        ids, log, log_probs = together.split([part.shape[1] for part in parts], 1)
-        log = log.long().view(len(rows), last, len(LOGGED))
-        return [
-            RowLog(row_ids[:t], row_log[:p], row_log_probs[:p])
-            for row_ids, row_log, row_log_probs, t, p in zip(
-                ids.long(), log, log_probs, tokens, passes, strict=True
-            )
-        ]
+        copy, widths = HostCopy(torch.cat(parts, 1)), [part.shape[1] for part in parts]
+
+        def arrived() -> list[RowLog]:
+            ids, log, log_probs = copy.get().split(widths, 1)
+            log = log.long().view(len(rows), last, len(LOGGED))
+            return [
+                RowLog(row_ids[:t], row_log[:p], row_log_probs[:p])
+                for row_ids, row_log, row_log_probs, t, p in zip(
+                    ids.long(), log, log_probs, tokens, passes, strict=True
+                )
+            ]
+
+        return arrived
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
@@ -295,7 +301,7 @@ class BatchState:
 
     def checked(self, tokens: Tensor) -> Tensor:
         """Record whether all drawn tokens [B, …] are ids, and return ids. A row with one that is
-        not becomes an error at the next synchronisation."""
+        not becomes an error when the host looks at it."""
         highest = tokens if tokens.dim() == 1 else tokens.flatten(1).amax(1)
         torch.maximum(self.highest, highest, out=self.highest)
         return tokens.clamp(max=self.eos)

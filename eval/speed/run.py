@@ -27,8 +27,7 @@ import torch
 from dcar.config import check, load_config, setting
 from dcar.config.commands import DecoderSettings
 from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk
-from dcar.decoding.columns import round_up
-from dcar.decoding.engine import SYNC_EVERY
+from dcar.decoding.engine import QUEUED
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.precision import precision_of
@@ -185,9 +184,9 @@ class Benchmark:
 
 
 def executed(engine: Engine, rounds: int) -> int:
-    """Return the number of rounds that an engine executes to complete an utterance of so many: on
-    a GPU it synchronises only every few rounds."""
-    return rounds if engine.eager else round_up(rounds, SYNC_EVERY)
+    """Return the number of rounds that an engine executes to complete an utterance of so many: a
+    GPU has begun the next one when the host learns that it is complete."""
+    return rounds if engine.eager else rounds + QUEUED
 
 
 def measure_steps(b: Benchmark) -> list[Row]:

@@ -11,7 +11,7 @@ from toy_training import Deaf, random_policy, rollout_settings
 from toy_world import ToyVocoder, toy_items
 
 from dcar.decoding import Engine, PolicyChunk, decode
-from dcar.decoding.engine import SYNC_EVERY
+from dcar.decoding.engine import QUEUED
 from dcar.decoding.reader import CARReader
 from dcar.sampling import SamplingConfig
 from rl import objective
@@ -221,17 +221,16 @@ def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
     assert made[0] != made[1] != made[2]
 
 
-def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypatch):
-    """Two reads for each look of the engine, which come after `SYNC_EVERY` passes, however many
-    rollouts end."""
+def test_the_host_waits_for_no_pass_and_a_rollout_for_one(monkeypatch):
+    """What it reads of each pass has arrived when it looks, however many rollouts end; a pass is
+    queued meanwhile."""
     with fake_gpu.fake_gpu(monkeypatch) as device:
         made = roller(tiny_decoder().to(device), parts=1)
         policy = random_policy(32, std=0.5).to(device)
         made.collect(policy, ragged_items(), range(5), seed=1)  # captures
-        fake_gpu.reads.clear()
-        looks, look = [], Engine._look
-        monkeypatch.setattr(Engine, "_look", lambda *given: looks.append(1) or look(*given))
+        fake_gpu.waits.clear()
+        steps, advance = [], Engine._advance
+        monkeypatch.setattr(Engine, "_advance", lambda *given: steps.append(1) or advance(*given))
         got = made.collect(policy, ragged_items(), range(5), seed=1)
-        read = list(fake_gpu.reads)
-    passes = max(r.result.passes for r in got.records)
-    assert len(looks) <= passes // SYNC_EVERY + 1 and len(read) <= 2 * len(looks)
+        assert not fake_gpu.waits
+    assert len(steps) == max(r.result.passes for r in got.records) + QUEUED

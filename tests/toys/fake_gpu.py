@@ -134,6 +134,7 @@ class Graph:
 
 replays: list[Graph] = []
 reads: list[torch.Size] = []  # shapes that the host has read
+waits: list[torch.Size] = []  # those of them for which it has waited
 copied: list[Callable[[], Any]] = []  # functions that complete non-blocking copies to the host
 current: GPU
 
@@ -173,6 +174,8 @@ class GPU(TorchDispatchMode):
         self.check(func, packet, args, given, mine, there)
         if packet in WAITS or (mine and not there):
             reads.append(mine[0].shape)
+            if not kwargs.get("non_blocking"):
+                waits.append(mine[0].shape)
         if device is not None:
             kwargs["device"] = torch.device("cpu")
         if packet is aten._fused_sdp_choice:
@@ -337,6 +340,7 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
     current = gpu
     replays.clear()
     reads.clear()
+    waits.clear()
     copied.clear()
     for name, value in {
         "_lazy_init": lambda: None,

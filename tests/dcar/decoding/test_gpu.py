@@ -76,24 +76,28 @@ def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     assert len(spoken) > 1 and replayed()
 
 
-def test_the_host_reads_once_a_look_and_once_more_for_all_rows_that_finished(device, monkeypatch):
-    """Reads depend on the looks alone: 64 utterances that end together need as many as one."""
+@pytest.mark.parametrize("name", ["car-3", "before the draw", "sd by heads"])
+def test_the_host_waits_for_nothing_and_a_finished_row_for_one_step(device, name, monkeypatch):
+    """A step reports once, and all rows that finish together are read at once: 64 utterances that
+    end together need as many reads as one."""
     if torch.cuda.is_available():
         pytest.skip("the stand-in counts the reads")
-    model, method, _ = KINDS["before the draw"](lambda part: part.to(device))
+    model, method, _ = KINDS[name](lambda part: part.to(device))
     sampling = SamplingConfig(temperature=0.9, max_tokens=8, min_tokens=8)
-    looks, look = [], Engine._look
-    monkeypatch.setattr(Engine, "_look", lambda *given: looks.append(1) or look(*given))
-    read = {}
-    for count, rows in ((1, 1), (64, 64), (64, 32)):
+    steps, advance = [], Engine._advance
+    monkeypatch.setattr(Engine, "_advance", lambda *given: steps.append(1) or advance(*given))
+    for count in (1, 64):
         prompts = [Prompt(f"u{i}", (1, 2, 3), (1, 2)) for i in range(count)]
+        engine = Engine(model, method, sampling, count, graphs=False)
+        list(engine.run(prompts))
         fake_gpu.reads.clear()
-        looks.clear()
-        engine = Engine(model, method, sampling, rows, graphs=False)
-        assert len(engine.decode(prompts)) == count
-        assert len(fake_gpu.reads) <= 2 * len(looks)
-        read[rows] = len(fake_gpu.reads)
-    assert read[64] == read[1] and read[32] == 2 * read[1]
+        fake_gpu.waits.clear()
+        steps.clear()
+        results = engine.decode(prompts)
+        assert len(results) == count and not fake_gpu.waits
+        ends = {result.passes for result in results}
+        assert len(steps) == max(ends) + module.QUEUED
+        assert len(fake_gpu.reads) == len(steps) + len(ends)
 
 
 # --- graphs ---------------------------------------------------------------------------------------

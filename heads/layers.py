@@ -82,10 +82,14 @@ def at(values: Tensor, index: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of every layer for a ragged batch, in one preallocated tensor [layers, B,
-    columns, 2, H, D].
+    """Keys and values of every layer for a ragged batch, preallocated.
 
-    Column c of row b holds speech position c - prefix of that row; the first `prefix` columns hold
+    Layout: `kv[layer]` is one contiguous tensor [rows × row_columns, 2, H, d]. Row r, column c is
+    at index r × row_columns + c, its keys before its values. Layers do not share storage, and a
+    write is one `index_put_` on the first axis: a compiler can then do it in place, where it would
+    copy a slice of a larger tensor whole.
+
+    Column c of row r holds speech position c - prefix of that row; the first `prefix` columns hold
     its text, padded. `lengths` [B] counts the valid columns after the prefix. Whatever lies past a
     row's length is garbage that the attention mask hides and the next pass overwrites, so rolling
     back is a change of `lengths` alone.
@@ -104,24 +108,31 @@ class KVCache:
         device=None,
         dtype=torch.float32,
     ):
-        self.kv = torch.zeros(
-            layers, batch, prefix + capacity, 2, heads, head_dim, device=device, dtype=dtype
-        )
+        self.row_columns = prefix + capacity
+        self.kv = [
+            torch.zeros(batch * self.row_columns, 2, heads, head_dim, device=device, dtype=dtype)
+            for _ in range(layers)
+        ]
         self.prefix = prefix
-        zeros = torch.zeros(batch, dtype=torch.long, device=self.kv.device)
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
         self.prefix_lengths = zeros if prefix_lengths is None else prefix_lengths
         self.lengths = zeros.clone()
         self.origin = zeros.clone()  # speech position that is numbered 0
-        self.eager = self.kv.device.type == "cpu"  # reading a value is free
+        self.dtype = dtype
+        self.eager = zeros.device.type == "cpu"  # reading a value is free
 
     def each(self, change: Callable[[Tensor], Tensor]) -> KVCache:
         """Return the cache with every tensor changed, given with its rows first."""
         out = copy.copy(self)
-        out.kv = change(self.kv.transpose(0, 1)).transpose(0, 1)
+        out.kv = [change(layer).flatten(0, 1) for layer in self.by_row()]
         out.prefix_lengths = change(self.prefix_lengths)
         out.lengths = change(self.lengths)
         out.origin = change(self.origin)
         return out
+
+    def by_row(self) -> list[Tensor]:
+        """Return the same storage as [B, row_columns, 2, H, d] for each layer."""
+        return [layer.unflatten(0, (self.batch, self.row_columns)) for layer in self.kv]
 
     def without_prefix(self) -> KVCache:
         """Return the same storage, empty, with the columns of the text as speech positions."""
@@ -132,12 +143,12 @@ class KVCache:
 
     @property
     def batch(self) -> int:
-        return self.kv.shape[1]
+        return len(self.lengths)
 
     @property
     def capacity(self) -> int:
         """Number of speech positions that a row can hold."""
-        return self.kv.shape[2] - self.prefix
+        return self.row_columns - self.prefix
 
     @property
     def unpadded(self) -> bool:
@@ -183,11 +194,15 @@ class KVCache:
         start [B]: speech position of the first of the new columns; path [B, L]: offsets from start,
         ascending.
         """
-        row, last = torch.arange(self.batch, device=path.device)[:, None], self.kv.shape[2] - 1
+        width, device = self.row_columns, path.device
+        row = torch.arange(0, self.batch * width, width, device=device)[:, None]
         first = self.prefix + start[:, None]
-        kept = self.kv[:, row, (first + path).clamp(max=last)]  # [layers, B, L, 2, H, D]
-        target = first + torch.arange(path.shape[1], device=path.device)
-        self.kv[:, row, target.clamp(max=last)] = kept
+        target = first + torch.arange(path.shape[1], device=device)
+        sources, targets = (
+            (row + column.clamp(max=width - 1)).view(-1) for column in (first + path, target)
+        )
+        for layer in self.kv:
+            layer.index_put_((targets,), layer.index_select(0, sources))
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
         """Make rows [R] copies of the rows [R] of another cache, which is no wider than this
@@ -198,9 +213,10 @@ class KVCache:
             (self.origin, other.origin),
         ):
             mine[rows] = theirs[sources]
-        text, speech = other.kv[:, sources].split([other.prefix, other.capacity], 2)
-        self.kv[:, rows, : other.prefix] = text
-        self.kv[:, rows, self.prefix : self.prefix + other.capacity] = speech
+        for into, source in zip(self.by_row(), other.by_row(), strict=True):
+            text, speech = source[sources].split([other.prefix, other.capacity], 1)
+            into[rows, : other.prefix] = text
+            into[rows, self.prefix : self.prefix + other.capacity] = speech
 
 
 def check_width(hidden_size: int, num_attention_heads: int) -> None:

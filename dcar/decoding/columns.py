@@ -93,8 +93,8 @@ class Columns:
     its text); in a tree, to those that `tree` allows.
     """
 
-    kv: Tensor  # [layers, rows or more, columns, 2, H, D/H]: the whole storage
-    index: Tensor  # [N] flat columns: row × columns of a row + column
+    kv: list[Tensor]  # of each layer, [rows × columns of a row, 2, H, D/H]
+    index: Tensor  # [N] into these: row × columns of a row + column
     rows: int
     new: int
     last: int  # columns that attention reads
@@ -111,12 +111,11 @@ class Columns:
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Write keys and values [N, 2, H, D/H]."""
-        kv = self.kv[layer]
-        kv.view(-1, *kv.shape[2:]).index_copy_(0, self.index, keys_values)
+        self.kv[layer].index_put_((self.index,), keys_values)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, last, D/H]."""
-        window = self.kv[layer, : self.rows, : self.last]
+        window = self.kv[layer].unflatten(0, (self.rows, -1))[:, : self.last]
         return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
 
     def fold(self, queries: Tensor) -> Tensor:
@@ -158,29 +157,26 @@ def columns_of(
     `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a
     query.
     """
-    kv, total, width = cache.kv, cache.columns(longest, new), cache.kv.shape[2]
-    index = cache.lengths[:, None] + torch.arange(
-        cache.prefix, cache.prefix + new, device=kv.device
-    )
+    device, dtype = cache.lengths.device, cache.dtype
+    total, width = cache.columns(longest, new), cache.row_columns
+    index = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new, device=device)
     if cache.batch > 1:
-        index = index + torch.arange(0, cache.batch * width, width, device=kv.device)[:, None]
+        index = index + torch.arange(0, cache.batch * width, width, device=device)[:, None]
     index = index.view(-1) if real is None else index.view(-1).index_select(0, real)
     unpadded = cache.unpadded
 
     def mask() -> Tensor | None:
         if ends is not None and counts is not None:
-            seen = (
-                torch.arange(total, device=kv.device)
-                < (cache.prefix + cache.lengths + counts)[:, None]
-            )
-            return additive(seen[:, None, None], kv.dtype)
+            column = torch.arange(total, device=device)
+            seen = column < (cache.prefix + cache.lengths + counts)[:, None]
+            return additive(seen[:, None, None], dtype)
         return (
             causal(new, total)
             if unpadded and tree is None
-            else additive(cache.mask(longest, new, tree), kv.dtype)
+            else additive(cache.mask(longest, new, tree), dtype)
         )
 
-    out = Columns(kv, index, cache.batch, new, total, mask, real=real, ends=ends)
+    out = Columns(cache.kv, index, cache.batch, new, total, mask, real=real, ends=ends)
     if tree is not None:
         added = mask()
         assert added is not None

@@ -44,8 +44,8 @@ QUEUED = 1
 """Number of steps that are queued after the one that the host looks at, so that a GPU always has
 one to run. A finished row runs as many in vain. On a CPU there are none."""
 COLUMN_BLOCK = 128
-"""Block of columns: with fixed shapes attention reads a multiple of it, and there is one graph
-for each multiple."""
+"""Block of columns: with fixed shapes a row has a multiple of it, attention reads a multiple of
+it, and there is one graph for each multiple."""
 
 
 class Progress(NamedTuple):
@@ -244,9 +244,12 @@ class Engine:
         text = max((len(p.text_ids) for p in prompts), default=1)
         text = self.reader.text_room(text)
         if self._state is None or need > self._room[0] or text > self._room[1]:
-            if self._state is not None or not self.eager:  # in steps, so that it happens seldom
-                need, text = round_up(need, COLUMN_BLOCK), round_up(text, 32)
-            self._room = max(need, self._room[0]), max(text, self._room[1])
+            need, text = max(need, self._room[0]), max(text, self._room[1])
+            if self._state is not None or not self.eager:  # in blocks, so that it happens seldom
+                text = round_up(text, 32)
+                others = text + self.width + self.method.draft_length
+                need = round_up(need + others, COLUMN_BLOCK) - others
+            self._room = need, text
             self._state = None  # the old and the new buffers need not fit side by side
             self.graphs.reset()
             try:

@@ -87,7 +87,7 @@ class RotaryLayers:
         """Run new positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys
         and values are written."""
         size = self._rotary.shape[-1]
-        shared = columns.kv.shape[4]
+        shared = columns.kv[0].shape[2]
         heads = self._layers[0].self_attn.num_key_value_groups * shared
         cos, sin = self._angles(positions.reshape(-1), heads + shared, shared)
         mask = grouped(columns.mask(), heads // shared)
@@ -184,7 +184,7 @@ class LanguageReader(Reader):
         return super().text_room(units + self.config.template_length)
 
     def cover(self, cache: KVCache) -> None:
-        if cache.kv.shape[2] > REACH:
+        if cache.row_columns > REACH:
             raise ValueError(
                 f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the "
                 f"{REACH} positions that decoding of language models supports; shorten the text"

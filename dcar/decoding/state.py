@@ -25,6 +25,9 @@ LOGGED = ("emitted", "proposed", "accepted", "sizes", "chosen")
 """Integers that are logged for every pass."""
 
 
+CONSTANT = ("offsets", "first_token", "first_pass")
+"""Tensors of a state that are the same whatever its rows hold."""
+
 ACTION_STREAMS = ("policy", "chunk", "shuffle")
 """Streams of the random numbers of decisions, which members of a group never share."""
 
@@ -41,7 +44,8 @@ class BatchState:
     """Buffers that a step works on. B rows; a row without an utterance, or with a finished one, is
     not `alive`.
 
-    Every tensor, in a dictionary or not, has one entry for each row, except `offsets`.
+    Every tensor, in a dictionary or not, has one entry for each row (the flat ones, as many for
+    each), except those of `CONSTANT`.
 
     `own`: the method's data for each row, [B, …] by name; `shared`: its data for all rows (tables
     on the device, a policy); `caches`: keys and values of a draft model or a policy. `eager`:
@@ -103,9 +107,13 @@ class BatchState:
         self.states = torch.zeros(
             rows, 1 + draft_length, size, dtype=reader.hidden_dtype, device=device
         )
-        self.tokens = integers(room)
-        self.log = integers(room + 1, len(LOGGED))
-        self.log_probs = torch.zeros(rows, room + 1, device=device)
+        # flat, all of a row together, so that a write is one `index_put_` (see `KVCache`)
+        self.flat_tokens = integers(room).flatten()
+        self.flat_log = integers(room + 1, len(LOGGED)).flatten(0, 1)
+        self.flat_log_probs = torch.zeros(rows * (room + 1), device=device)
+        # where a row begins in them
+        self.first_token = torch.arange(0, rows * room, room, device=device)
+        self.first_pass = torch.arange(0, rows * (room + 1), room + 1, device=device)
         # stream -> uniform numbers [B, room] of all positions
         self.numbers = {
             stream: torch.zeros_like(self.tokens, dtype=torch.float64) for stream in streams
@@ -129,6 +137,21 @@ class BatchState:
     def rows(self) -> int:
         return len(self.alive)
 
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens [B, room] emitted so far."""
+        return self.flat_tokens.unflatten(0, (self.rows, -1))
+
+    @property
+    def log(self) -> Tensor:
+        """The `LOGGED` numbers [B, room + 1, len(LOGGED)] of every pass."""
+        return self.flat_log.unflatten(0, (self.rows, -1))
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities [B, room + 1] of a policy's decisions, by pass."""
+        return self.flat_log_probs.unflatten(0, (self.rows, -1))
+
     def view(self, rows: int, longest: int, forbids: bool) -> Self:
         """Return the state of the first rows, for a step before which none of them holds more than
         `longest` speech positions, and in which EOS may be forbidden or not."""
@@ -151,7 +174,11 @@ class BatchState:
 
         out = copy.copy(self)
         for name, value in vars(self).items():
-            by_row = isinstance(value, (Tensor, KVCache)) and name != "offsets"
+            if name.startswith("flat_"):
+                value = change(value.unflatten(0, (self.rows, -1))).flatten(0, 1)
+                setattr(out, name, value)
+                continue
+            by_row = isinstance(value, (Tensor, KVCache)) and name not in CONSTANT
             if by_row or name in ("keys", "numbers", "own", "caches"):
                 setattr(out, name, changed(value))
         return out
@@ -226,7 +253,7 @@ class BatchState:
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
-        self._each(lambda tensor: tensor[target].copy_(tensor[source]))
+        self._each(lambda tensor: tensor[target : target + 1].copy_(tensor[source : source + 1]))
 
     def changing(self, trees: bool) -> list[Tensor]:
         """Return the tensors that a step changes, so that it cannot be run twice. Tokens and
@@ -244,7 +271,7 @@ class BatchState:
             self.states,
             *self.own.values(),
             *(cache.lengths for cache in (self.cache, *self.caches.values())),
-            *([self.cache.kv] if trees else []),
+            *(self.cache.kv if trees else []),
         ]
 
     # --- what methods ask for ---------------------------------------------------------------------

@@ -130,7 +130,8 @@ def emit(state: BatchState, decision: Decision, tokens: Tensor) -> Tensor:
     asked = torch.minimum(decision.sizes, state.remaining)
     first_end = torch.where(tokens == state.eos, state.offsets[:width], width).amin(1)
     counts = torch.minimum(asked, first_end)
-    state.tokens.scatter_(1, state.next_positions(width), tokens)
+    places = state.first_token[: state.rows, None] + state.next_positions(width)
+    state.flat_tokens.index_put_((places,), tokens)
     log(state, decision, counts)
     state.passes.add_(alive)
     state.positions.add_(counts[:, None])
@@ -153,11 +154,11 @@ def log(state: BatchState, decision: Decision, counts: Tensor) -> None:
         decision.sizes,
         decision.chosen,
     )
-    logged = torch.stack([state.zeros if c is None else c for c in columns], -1)[:, None]
-    at_pass = state.passes[:, None]
-    state.log.scatter_(1, at_pass[:, None].expand(-1, 1, len(columns)), logged)
+    logged = torch.stack([state.zeros if c is None else c for c in columns], -1)
+    place = state.first_pass[: state.rows] + state.passes
+    state.flat_log.index_put_((place,), logged)
     if decision.log_probs is not None:
-        state.log_probs.scatter_(1, at_pass, decision.log_probs[:, None])
+        state.flat_log_probs.index_put_((place,), decision.log_probs)
 
 
 def read(

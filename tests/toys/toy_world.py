@@ -132,7 +132,7 @@ class ToyDecoder(nn.Module, Reader):
     ) -> tuple[KVCache, Tensor]:
         cache = self.new_cache(len(text_lengths), 0, 1)
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
-        cache.kv[0, :, 0, 0, 0, 0] = states.float()
+        cache.kv[0][:, 0, 0, 0] = states.float()
         cache.lengths = prompt_lengths
         return cache, self.features[states][:, None]
 
@@ -145,7 +145,7 @@ class ToyDecoder(nn.Module, Reader):
         real: Tensor | None = None,
     ) -> Tensor:
         assert layout is None
-        row, states, hidden = torch.arange(len(tokens)), cache.kv[0, :, :, 0, 0, 0], []
+        row, states, hidden = torch.arange(len(tokens)), cache.by_row()[0][:, :, 0, 0, 0], []
         state = states[row, cache.lengths - 1].long()
         for j, codes in enumerate(tokens.clamp(max=CODES - 1).unbind(1)):  # padding has any value
             state = self.following[state, codes]

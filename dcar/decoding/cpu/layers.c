@@ -14,14 +14,13 @@ typedef struct {
   const float *last_norm, *last_bias; /* after them */
   long count, heads;
   float epsilon;
-  float *keys, *values; /* of layer 0, row 0, column 0, head 0 */
-  long layer_stride, row_stride, column_stride, head_stride;
+  float *const *keys_values; /* of each layer: [rows x row_columns][2][D] */
   const float *cos, *sin; /* of a rotation: the sine is signed, see heads/layers.py */
   long angle_stride, positions, threads;
   const float *x;                  /* [positions, D] */
   float *result;                   /* likewise; absent if only keys and values are needed */
   const long *angle, *index;       /* [positions]: which rotation; row x row_columns + column of keys and values */
-  long row_columns;
+  long row_columns; /* of the cache */
   const long *hole_from, *hole_to; /* by row: columns that nobody sees; may be absent */
   const float *mask;               /* [positions, mask_columns], added to the scores of the first columns; if it is */
   long mask_columns;               /* absent, a position sees every column up to its own */
@@ -66,11 +65,11 @@ INLINE long column_of(const Pass *p, long i) { return p->index[i] % p->row_colum
 static void place(const Pass *p, long layer, long i, float *qkv, long width) {
   long size = width / p->heads;
   const float *cos = p->cos + p->angle[i] * p->angle_stride, *sin = p->sin + p->angle[i] * p->angle_stride;
-  long at = layer * p->layer_stride + row_of(p, i) * p->row_stride + column_of(p, i) * p->column_stride;
-  for (long h = 0; h < p->heads; h++, at += p->head_stride, qkv += size) {
+  float *keys = p->keys_values[layer] + p->index[i] * 2 * width;
+  memcpy(keys + width, qkv + 2 * width, width * sizeof(float));
+  for (long h = 0; h < p->heads; h++, keys += size, qkv += size) {
     rotate(qkv, cos, sin, qkv, size, 1 / __builtin_sqrtf(size));
-    rotate(qkv + width, cos, sin, p->keys + at, size, 1);
-    memcpy(p->values + at, qkv + 2 * width, size * sizeof(float));
+    rotate(qkv + width, cos, sin, keys, size, 1);
   }
 }
 
@@ -112,9 +111,8 @@ static float soften(float *s, long count) {
 /* One head of M positions from `i` on, which are of one row; qkv and y are theirs. `scores` has room for M rows. */
 INLINE void attend(const Pass *p, long layer, long i, long head, const float *qkv, float *y, long width, float *scores,
                    long pad, const int M) {
-  long row = row_of(p, i), size = width / p->heads, stride = p->column_stride, columns = p->mask_columns, c = 0;
-  long base = layer * p->layer_stride + row * p->row_stride + head * p->head_stride;
-  const float *keys = p->keys + base, *values = p->values + base;
+  long row = row_of(p, i), size = width / p->heads, stride = 2 * width, columns = p->mask_columns, c = 0;
+  const float *keys = p->keys_values[layer] + row * p->row_columns * stride + head * size, *values = keys + width;
   if (!p->mask)
     for (int m = 0; m < M; m++) columns = column_of(p, i + m) + 1 > columns ? column_of(p, i + m) + 1 : columns;
   for (; c + 4 <= columns; c += 4)

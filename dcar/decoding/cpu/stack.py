@@ -39,8 +39,7 @@ class _Pass(ctypes.Structure):
         *members(POINTER, "last_norm last_bias"),
         *members(LONG, "count heads"),
         ("epsilon", ctypes.c_float),
-        *members(POINTER, "keys values"),
-        *members(LONG, "layer_stride row_stride column_stride head_stride"),
+        ("keys_values", ctypes.POINTER(POINTER)),
         *members(POINTER, "cos sin"),
         *members(LONG, "angle_stride positions threads"),
         *members(POINTER, "x result angle index"),
@@ -79,7 +78,7 @@ class CPUStack(Stack):
         )
         # this and `before` are PyTorch's: a policy has them, but no decoder
         self._linear = self.after[1:]
-        self._memory: tuple[Tensor, Tensor, Tensor] | None = None
+        self._memory: tuple[list[Tensor], Tensor, Tensor] | None = None
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         p, x = self._pass, self.before(x)
@@ -107,27 +106,24 @@ class CPUStack(Stack):
         p.x, p.angle, p.index, p.hole_from, p.hole_to, p.mask = map(address, read)
         y = torch.empty_like(x)
         p.positions, p.threads = len(x), torch.get_num_threads()
+        p.row_columns = len(columns.kv[0]) // columns.rows
         p.result = None if columns.writes_only else y.data_ptr()
         p.mask_columns = 0 if columns.tree is None else columns.last
         check_memory(self._run(ctypes.addressof(p)), f"{len(x)} positions through {p.count} layers")
         return self._linear(y if columns.ends is None else y.index_select(0, columns.ends))
 
-    def _set_memory(self, kv: Tensor, rotary: RotaryCache) -> None:
+    def _set_memory(self, kv: list[Tensor], rotary: RotaryCache) -> None:
         """Set the addresses of the cache and of the rotary table, which seldom change."""
-        if kv.dtype != torch.float32 or rotary.cos.dtype != kv.dtype or kv.stride(5) != 1:
-            raise TypeError(
-                "keys and values must be torch.float32 as the rotations, heads contiguous"
-            )
-        p, size = self._pass, kv.itemsize
-        p.keys = kv.data_ptr()
-        p.values = kv.data_ptr() + kv.stride(3) * size
-        p.row_columns = kv.shape[2]
-        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (
-            kv.stride(i) for i in (0, 1, 2, 4)
-        )
+        if rotary.cos.dtype != torch.float32 or not all(
+            layer.dtype == torch.float32 and layer.is_contiguous() for layer in kv
+        ):
+            raise TypeError("keys and values must be contiguous torch.float32, as the rotations")
+        p = self._pass
+        p.keys_values = (POINTER * len(kv))(*(layer.data_ptr() for layer in kv))
         p.angle_stride = rotary.cos.stride(0)
         p.cos, p.sin = (
-            t.data_ptr() - rotary.first * p.angle_stride * size for t in (rotary.cos, rotary.sin)
+            t.data_ptr() - rotary.first * p.angle_stride * t.itemsize
+            for t in (rotary.cos, rotary.sin)
         )
         self._memory = kv, rotary.cos, rotary.sin  # keeps them alive
 

@@ -55,7 +55,8 @@ def read(
     cache = KVCache(
         len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text
     )
-    cache.kv.copy_(kv)
+    for layer, values in zip(cache.kv, kv, strict=True):
+        layer.copy_(values.flatten(0, 1))
     cache.lengths = lengths
     rotary = RotaryCache(RotaryTable(width // heads), torch.device("cpu"), torch.float32)
     rotary.cover(-10, 100)
@@ -74,7 +75,7 @@ def read(
     got = backend.stack(layers, last, first).read(
         x.flatten(0, 1), rotary, positions.flatten(), columns
     )
-    return got, cache.kv
+    return got, torch.stack(cache.kv)
 
 
 @pytest.mark.parametrize("new", [3, 5, 13])

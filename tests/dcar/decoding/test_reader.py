@@ -28,7 +28,8 @@ def prefilled(reader: Reader, capacity: int = 20) -> tuple[KVCache, Tensor]:
     cache = reader.new_cache(3, reader.text_room(5), capacity)
     rows = torch.arange(3, device=reader.device)
     reader.cover(cache)
-    cache.kv.normal_()  # what was in it before is never read
+    for layer in cache.kv:
+        layer.normal_()  # what was in it before is never read
     cache.copy_rows(rows, small, rows)
     cache.lengths = small.lengths.clone()
     cache.prefix_lengths = small.prefix_lengths
@@ -53,7 +54,7 @@ def check(
     plain(text, speech) -> hidden states [S, D]; real: padding is left out of the passes.
     """
     cache, hidden = prefilled(reader)
-    assert hidden.dtype == reader.hidden_dtype and cache.kv.dtype == reader.dtype
+    assert hidden.dtype == reader.hidden_dtype and cache.kv[0].dtype == reader.dtype
     found = [[*hidden[row, : len(prompt)]] for row, prompt in enumerate(PROMPTS)]
     reader.read(cache, torch.tensor(SPEECH)[:, 7:11], 3)
     read = torch.zeros(3, dtype=torch.long)

@@ -117,11 +117,11 @@ def medium() -> tuple[Models, SamplingConfig, list[Prompt]]:
 
 
 MOST = {
-    "car-1": 28,
-    "car-7": 45,
+    "car-1": 30,
+    "car-7": 47,
     "dcar@before": 55,
     "dcar@after": 68,
-    "sd": 94,
+    "sd": 95,
     "ssd-0.4": 100,
     "pcg-0.42": 266,
 }

@@ -132,7 +132,7 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
     cache, hidden = reader_of(decoder).prefill(
         *[batch()[k] for k in ("text_ids", "text_lengths", "speech_ids", "speech_lengths")]
     )
-    assert cache.kv.dtype == torch.bfloat16 and hidden.dtype == torch.float32
+    assert cache.kv[0].dtype == torch.bfloat16 and hidden.dtype == torch.float32
 
 
 def test_what_does_not_fit_is_refused():

@@ -56,7 +56,7 @@ from dcar.prepare.prepared import (
     without_residual,
 )
 from dcar.process import own_device, run_claimed, run_command
-from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
 from dcar.prompts.together import check_together
@@ -187,6 +187,7 @@ class Teacher:
         if 0 < config.limit < len(self.split):
             drawn = np.random.default_rng(config.seed).permutation(len(self.split))[: config.limit]
             self.split = self.split.select(np.sort(drawn))
+        self.split = with_prompts(self.split, f"{config.data}: split train")
         self.rows = self.split.rows
         models = load_models(
             config.decoder, config.far_decoder, config.policies, device, dtype=config.dtype

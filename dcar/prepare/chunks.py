@@ -50,6 +50,7 @@ from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_r
 from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
 from dcar.process import own_device, workers
 from dcar.storage import digest_of, json_lines, write_text
+from dcar.text.readings import normalize_transcript
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -262,9 +263,9 @@ def in_range(u: Utterance, config: PrepareConfig) -> bool:
 
 
 def sentence(u: Utterance) -> str:
-    """Return the text by which corpora without splits are divided, so that no sentence is in two
-    splits."""
-    return " ".join(u.text.lower().split())
+    """Return the words by which corpora without splits are divided, so that no sentence is in two
+    splits, however it is written; the text itself if it has no English words."""
+    return normalize_transcript(u.text) or " ".join(u.text.lower().split())
 
 
 def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
+from dcar.errors import DataError
 from dcar.prepare.columns import Split
+
+logger = logging.getLogger(__name__)
 
 VARIETY = 0.4
 """Least number of different codes in a crop, as a share of the most that any crop of the
 utterance has."""
+
+
+def own_prompt(split: Split) -> np.ndarray:
+    """Return True for each utterance of a split that could only be its own prompt, bool [N]: its
+    speaker has no other, and the corpus names no prompt."""
+    speaker = split.columns["speaker"]
+    return (np.bincount(speaker)[speaker] == 1) & (split.columns["has_prompt"] == 0)
+
+
+def with_prompts(split: Split, where: str) -> Split:
+    """Return a split without the utterances that could only be their own prompts, because a
+    decoder would read there what it is to say. Their number is logged.
+
+    where: name of the split in messages. Raises DataError if no utterance is left.
+    """
+    own = own_prompt(split)
+    if not own.any():
+        return split
+    if own.all():
+        raise DataError(
+            f"{where}: no speaker has two utterances, so each would be its own prompt; name the "
+            "speakers, raise dev_fraction or test_fraction of dcar prepare, or give rows a "
+            "prompt_audio"
+        )
+    logger.warning(
+        "%s: %d of %d utterances are left out: their speakers have no other one, so each would be "
+        "its own prompt",
+        where,
+        own.sum(),
+        len(own),
+    )
+    return split.select(np.flatnonzero(~own))
 
 
 class PromptChooser:

@@ -16,6 +16,7 @@ from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_split, prepared_info
 from dcar.prepare.recordings import Sources, source_utterances
 from dcar.prompts.choose import drawn
+from dcar.prompts.chooser import with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.together import check_together
 from dcar.vocoder.base import PromptAudio, Vocoder
@@ -40,8 +41,9 @@ def load_prompts(
     min_seconds: float = 0.0,
 ) -> list[PromptItem]:
     """Return prompts (`make_prompts`) for at most `limit` utterances of `min_seconds` or more,
-    chosen by `seed`. No other rows are read. Raises DataError if there are none."""
-    found = split_for(base, data, split)
+    chosen by `seed` among those that have a prompt (`with_prompts`). No other rows are read.
+    Raises DataError if there are none."""
+    found = with_prompts(split_for(base, data, split), f"{data}: split {split}")
     rows = drawn(found, seed, limit, min_seconds)
     if not len(rows):
         raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")

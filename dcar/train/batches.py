@@ -21,23 +21,33 @@ from dcar.model.batch import SpeechBatch, speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_split, prepared_info
-from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.sources.shipped import resolve
 
 logger = logging.getLogger(__name__)
 
+NO_PROMPT = (
+    "%d of %d utterances have no prompt in training: their speakers have no other utterance, and "
+    "an utterance must not be its own prompt"
+)
+
 
 class SpeechDataset(Dataset):
     """Teacher-forcing examples; items are addressed by (epoch, index), so that resuming needs no
-    state. Raises DataError if the data exceeds the vocabularies of `config`."""
+    state. Utterances that could only be their own prompts have none: the decoder would learn to
+    copy. Raises DataError if the data exceeds the vocabularies of `config`."""
 
     def __init__(self, split: Split, config: CARConfig, prompt_tokens: int, seed: int):
         self.config, self.seed = config, seed
+        self.longest_prompt = prompt_tokens + 1 if config.bos else 0  # with BOS
         self.chooser = PromptChooser(split, prompt_tokens)
         self.texts, self.speech, self.prompts = (
             split.rows[name] for name in ("text_ids", "speech", "prompt_speech")
         )
         self.has_prompt, self.lengths = split.columns["has_prompt"], split.columns["speech_tokens"]
+        self.own_prompt = own_prompt(split)
+        if config.bos and self.own_prompt.any():
+            logger.warning(NO_PROMPT, self.own_prompt.sum(), len(self.own_prompt))
         if split.largest_token >= config.speech_vocab_size:
             raise DataError(
                 f"the data has speech token {split.largest_token}, but the model's codebook has "
@@ -61,6 +71,8 @@ class SpeechDataset(Dataset):
             rng = np.random.default_rng([self.seed, epoch, index])
             if self.has_prompt[index]:
                 source = self.prompts[index]
+            elif self.own_prompt[index]:
+                source = []
             else:
                 source = self.chooser.speech[self.chooser.choose(index, rng)]
             prompt = [*self.chooser.crop(source, rng), self.config.speech_vocab_size + 1]
@@ -137,7 +149,7 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | np.ndarray,
         batch_size: int,
         seed: int,
         shuffle: bool = True,
@@ -180,27 +192,34 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
 
 
 class TokenBatchSampler(BucketBatchSampler):
-    """Batches of up to `max_tokens` tokens, padding included; all processes have the same number of
-    batches, of the same size at every step.
+    """Batches of up to `max_tokens` tokens, padding and prompts included; all processes have the
+    same number of batches, of the same size at every step.
 
     Utterances are divided by length, from the longest, into buckets of the same batch size. The
     shortest of a bucket has at least `ALIKE` of the tokens of the longest, unless there are too few
     for one step. An epoch shuffles each bucket and the order of the steps. The last step, of the
-    shortest utterances, may contain repeated ones. Raises ConfigError if an utterance has more than
-    max_tokens tokens.
+    shortest utterances, may contain repeated ones. `longest_prompt` tokens are counted for the
+    prompt of every utterance, since prompts are drawn anew in every epoch. Raises ConfigError if an
+    utterance has more than max_tokens tokens.
     """
 
     ALIKE = 0.95
 
     def __init__(
-        self, lengths: Sequence[int], max_tokens: int, seed: int, rank: int = 0, processes: int = 1
+        self,
+        lengths: Sequence[int],
+        max_tokens: int,
+        seed: int,
+        rank: int = 0,
+        processes: int = 1,
+        longest_prompt: int = 0,
     ):
-        super().__init__(lengths, 1, seed, True, rank, processes)
+        super().__init__(np.asarray(lengths) + longest_prompt, 1, seed, True, rank, processes)
         if (longest := int(self.lengths.max())) > max_tokens:
             raise ConfigError(
                 f"per_device_train_batch_tokens={max_tokens} is less than the longest training "
-                f"utterance, which has {longest} speech tokens: raise it, or prepare the corpus "
-                "with a lower max_seconds"
+                f"utterance, which has {longest} speech tokens with its prompt: raise it, or "
+                "prepare the corpus with a lower max_seconds"
             )
         self.order = np.argsort(-self.lengths, kind="stable")
         # start and end in `order`, and the batch size per process

@@ -108,6 +108,7 @@ class RunTrainer(BucketedTrainer):
                 config.seed,
                 self.args.process_index,
                 self.args.world_size,
+                self.train_dataset.longest_prompt,
             )
         return super().sampler(lengths, shuffle)
 

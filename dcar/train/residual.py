@@ -13,6 +13,7 @@ same utterance.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,12 +38,15 @@ from dcar.prepare.prepared import (
     residual_of,
 )
 from dcar.process import run_claimed, run_command
-from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.text.inventory import TEXT_TOKENIZER
+from dcar.train.batches import NO_PROMPT
 from dcar.train.car import RunTrainer
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.settings import RunSettings
 from dcar.vocoder.residual import ResidualConfig, ResidualModel
+
+logger = logging.getLogger(__name__)
 
 IGNORE = -100  # target that cross entropy leaves out
 
@@ -65,7 +69,8 @@ class TrainResidualConfig(RunSettings):
 class ResidualDataset(Dataset):
     """All layers of utterances and of their prompts; items are addressed by (epoch, index).
 
-    A training item also draws the layer to be trained; other items have all layers.
+    A training item also draws the layer to be trained; other items have all layers. Utterances that
+    could only be their own prompts have an empty one.
     """
 
     def __init__(self, split: Split, config: ResidualConfig, seed: int, training: bool):
@@ -75,12 +80,16 @@ class ResidualDataset(Dataset):
                 f"{config.text_vocab_size} text ids: raise model.text_vocab_size"
             )
         self.config, self.seed, self.training = config, seed, training
+        self.longest_prompt = config.prompt_tokens
         self.rows = split.rows.select_columns(
             ["id", "text_ids", "speech", "prompt_speech", *RESIDUAL_COLUMNS]
         )
         self.has_prompt = split.columns["has_prompt"]
         self.lengths = split.columns["speech_tokens"]
         self.chooser = PromptChooser(split, config.prompt_tokens)
+        self.own_prompt = own_prompt(split)
+        if self.own_prompt.any():
+            logger.warning(NO_PROMPT, self.own_prompt.sum(), len(self.own_prompt))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -92,6 +101,8 @@ class ResidualDataset(Dataset):
         row = self.rows[index]
         if self.has_prompt[index]:
             prompt = self._layers(row, prompt=True)
+        elif self.own_prompt[index]:
+            prompt = self._layers(row)[:0]
         else:
             prompt = self._layers(self.rows[self.chooser.choose(index, rng)])
         start = self.chooser.start(prompt[:, 0].tolist(), rng)

@@ -49,7 +49,7 @@ class RunSettings(DataSettings, TrainerSettings):
     )
     per_device_train_batch_tokens: int = setting(
         0,
-        "Speech tokens per process and batch, padding included, instead of "
+        "Speech tokens per process and batch, prompts and padding included, instead of "
         "per_device_train_batch_size: short utterances form larger batches; 0 = use "
         "per_device_train_batch_size.",
         minimum=0,

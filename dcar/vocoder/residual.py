@@ -108,7 +108,7 @@ class ResidualModel(Checkpoint):
         batch, length, layers = codes.shape
         first = torch.arange(layers, device=codes.device) * self.config.speech_vocab_size
         found = F.embedding_bag((codes + first).flatten(0, 1), self.codes.weight, mode="sum")
-        return found.view(batch, length, -1)
+        return found.view(batch, length, self.codes.embedding_dim)
 
     def forward(
         self,

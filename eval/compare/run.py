@@ -40,7 +40,7 @@ from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_info
 from dcar.process import own_device, run_claimed
 from dcar.prompts.choose import by_digest, in_turns
-from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
@@ -176,11 +176,12 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         config.statistics or "",
         dtype=config.dtype,
     )
-    split = split_for(models.decoder, config.data, config.split)
+    whole = split = split_for(models.decoder, config.data, config.split)
     texts = read_texts(config.texts, text_encoder(config.decoder)) if config.texts else []
     if texts:
         rows = in_turns(split, len(texts))
     else:
+        split = with_prompts(whole, f"{config.data}: split {config.split}")
         columns = split.columns
         rows = by_digest(columns["digest_rank"], columns["id_rank"], config.limit)
     chooser, bos = PromptChooser(split, config.prompt_tokens), models.decoder.config.bos
@@ -212,6 +213,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
             "corpus": info.content["corpus"],
             "tokenizer": info.tokenizer.identity,
             "split": config.split,
+            **({"own_prompt": left_out} if (left_out := len(whole) - len(split)) else {}),
             **(
                 {"texts": {"name": config.texts, **digest(text_list(config.texts))}}
                 if config.texts

@@ -181,11 +181,11 @@ def test_rows_that_keep_a_recording_have_prompts_of_recordings(config, corpus, s
 
 
 def test_limit_speaks_some_sentences_and_writes_no_others(config, corpus, tmp_path):
-    config.limit = 4
+    config.limit = 6  # of two speakers, so that every sentence has a prompt
     run(config)
     chosen = {r["id"] for r in rows_of(config.out)}
-    assert len(chosen) == 4 < len(rows_of(corpus))
-    assert prepared_info(config.out).counts["train"]["utterances"] == 4
+    assert len(chosen) == 6 < len(rows_of(corpus))
+    assert prepared_info(config.out).counts["train"]["utterances"] == 6
     config.seed, config.out = 1, str(tmp_path / "others")
     run(config)
     assert chosen != {r["id"] for r in rows_of(config.out)}

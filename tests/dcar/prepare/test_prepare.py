@@ -201,7 +201,11 @@ def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path, stream):
-    rows = [{"id": f"u{i}", "text": f"Line {i // 2}.", "speaker": f"s{i % 2}"} for i in range(40)]
+    forms = ["It’s line {}.", "it's line, {}"]  # the same words
+    rows = [
+        {"id": f"u{i}", "text": forms[i % 2].format(i // 2), "speaker": f"s{i % 2}"}
+        for i in range(40)
+    ]
     shares = dict(corpus="jsonl", stream=stream, dev_fraction=0.1, test_fraction=0.2)
     places = []
     for order, name in ((rows, "a"), (rows[::-1], "b")):

@@ -10,7 +10,7 @@ from tiny_data import CODES, counting, tiny_split
 from dcar.errors import DataError
 from dcar.model.car import CARConfig
 from dcar.prepare.columns import Split
-from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.chooser import PromptChooser, own_prompt, with_prompts
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import shipped
@@ -103,7 +103,20 @@ def test_prompt_is_another_utterance_of_the_speaker(rows):
     for i in range(10):
         chosen = {chooser.choose(i, rng) for _ in range(80)}
         assert chosen == {j for j in range(i % 2, 10, 2)} - {i}  # every other one, never itself
-    assert chooser.choose(10, rng) == 10  # alone: better its own voice than none
+    assert chooser.choose(10, rng) == 10  # alone, which callers look for
+
+
+def test_utterances_that_could_only_be_their_own_prompts_are_left_out(rows, caplog):
+    split = Split.of(rows)
+    assert own_prompt(split).tolist() == [False] * 10 + [True]
+    left = with_prompts(split, "runs/prepared: split test")
+    assert left.rows["id"] == rows["id"][:10]
+    assert "runs/prepared: split test: 1 of 11 utterances are left out" in caplog.text
+    assert with_prompts(left, "") is left
+    with pytest.raises(DataError, match="split test: no speaker has two .*prompt_audio"):
+        with_prompts(split.select(np.array([0, 1, 10])), "split test")
+    named = rows.map(lambda row: {"prompt_speech": [3, 1, 4]} if row["speaker"] == "alone" else {})
+    assert not own_prompt(Split.of(named)).any()  # the corpus names its prompt
 
 
 def test_crops_are_consecutive_tokens(rows):
@@ -172,9 +185,12 @@ def test_examples_begin_with_a_prompt_closed_by_bos(rows):
     assert len(dataset) == 11 and dataset.lengths.tolist() == [len(s) for s in rows["speech"]]
     for i, row in enumerate(rows):
         example = dataset[0, i]
-        assert example["prompt_length"] == 6 and example["text"] == row["text_ids"]
-        assert example["speech"][5] == CODES + 1 and example["speech"][6:] == row["speech"]
-        assert CODES + 1 not in example["speech"][:5] + example["speech"][6:]
+        # an utterance that is alone must not be its own prompt: the decoder would learn to copy
+        prompt = 5 if row["speaker"] != "alone" else 0
+        assert example["prompt_length"] == prompt + 1 and example["text"] == row["text_ids"]
+        assert example["speech"][prompt] == CODES + 1
+        assert example["speech"][prompt + 1 :] == row["speech"]
+        assert CODES + 1 not in example["speech"][:prompt] + example["speech"][prompt + 1 :]
         assert example == dataset[0, i]
     # other prompts in other epochs
     assert len({str(dataset[epoch, 0]["speech"][:5]) for epoch in range(20)}) > 5

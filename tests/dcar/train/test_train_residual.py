@@ -115,6 +115,18 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     assert "per_device_train_batch_tokens: 100" in (out / "config.yaml").read_text()
 
 
+def test_an_utterance_that_is_alone_has_no_prompt(data, caplog):
+    rows = load_prepared(str(data), "train").select(range(5))
+    alone = rows.map(lambda row, i: {"speaker": ["b", "alone"][i == 4]}, with_indices=True)
+    dataset = ResidualDataset(Split.of(alone), shape_of(data), 0, training=True)
+    assert [len(dataset[0, i]["prompt"]) for i in range(5)] == [6, 6, 6, 6, 0]
+    assert "1 of 5 utterances have no prompt" in caplog.text
+    examples = [dataset[0, 4], dataset[0, 4]]
+    model = ResidualModel(config_of(data, "", model=shape_of(data)).model)
+    batch = collate_layers(examples)
+    assert model(**batch | {"codes": batch["codes"][..., :1]}).isfinite().all()
+
+
 def test_dev_loss_is_the_mean_over_tokens_of_every_layer(data, tmp_path):
     model = run(config_of(data, tmp_path / "out", max_steps=2))
     last = log_of(tmp_path / "out", "eval_loss")[-1]

@@ -109,6 +109,17 @@ def test_token_budgets_of_few_utterances_and_of_too_long_ones():
         TokenBatchSampler([9, 3, 5], 8, 0)
 
 
+@pytest.mark.parametrize("bos", [True, False])
+def test_token_budgets_contain_the_prompts(data, tmp_path, bos):
+    config = tiny_config(
+        data, tmp_path, dict(bos=bos), prompt_tokens=9, per_device_train_batch_tokens=90
+    )
+    trainer = trainer_of(config, tiny_decoder(bos=bos))
+    shapes = [batch["speech_ids"].shape for batch in trainer.get_train_dataloader()]
+    assert max(rows * longest for rows, longest in shapes) <= 90
+    assert sum(rows for rows, _ in shapes) >= len(trainer.train_dataset)
+
+
 def test_a_run_with_a_token_budget_resumes_bit_for_bit(data, tmp_path):
     config = tiny_config(
         data,

@@ -50,7 +50,7 @@ class Judge:
 @pytest.fixture
 def analysis(tmp_path, monkeypatch):
     """Settings of an analysis, whose recogniser and similarity are stand-ins."""
-    write_prepared(tmp_path / "data", train=2, dev=3)
+    write_prepared(tmp_path / "data", train=2, dev=4)
     tiny_decoder(
         text_vocab_size=TEXT_VOCAB_SIZE,
         tokenizer="tiny@abc",
@@ -89,11 +89,11 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
         and together["swap"]["similarity_change"] != 0
     )
     assert together["tokens_per_pass"] > alone["tokens_per_pass"] > 1
-    assert json.loads((tmp_path / "out" / "swap.json").read_text())["n"] == 3
+    assert json.loads((tmp_path / "out" / "swap.json").read_text())["n"] == 4
     assert "pcg--0.2" in table(result) and "swapped:" in table(result)
 
     heard = Judge.heard  # not the swap at theta 1, which changes nothing
-    assert heard <= 3 * 2 * 4
+    assert heard <= 4 * 2 * 4
     shard = next((tmp_path / "out" / "records").iterdir())
     # a kill while writing
     shard.write_text("\n".join(shard.read_text().splitlines()[:-1]) + '\n{"key": "cut o')

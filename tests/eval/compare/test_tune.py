@@ -161,6 +161,8 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     asked = []
 
     def spy(split, prompt_tokens, seed, *rest):
+        # test1 is its speaker's only utterance, so it would be its own prompt
+        assert split.rows["id"] == ["test0", "test2"]
         asked.append(seed)
         if len(asked) == 2:
             raise DataError("far enough")

@@ -2,10 +2,11 @@
 size, and rewarded.
 
     decode part 1 │ decode part 2 │ …           the main thread
-                  │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
+                  │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread of the run
 
-On a GPU the rewards have a CUDA stream of their own. The members of a group share one prefill. One
-`Engine` makes all rollouts of a run, so its buffers and CUDA graphs are reused in every step.
+On a GPU the rewards have a CUDA stream of their own, and no CUDA graph is captured while they are
+computed, because a recogniser may capture graphs, too. The members of a group share one prefill.
+One `Engine` makes all rollouts of a run, so its buffers and CUDA graphs are reused in every step.
 Hidden states are kept, so that updates need no pass of the decoder. Chase-then-exceed (paper §4.4):
 the forced half chases the best fixed chunk sizes, and the sampled half has to exceed them.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding import DecodeResult, Engine, PolicyChunk
+from dcar.decoding.graphs import capture_lock
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -102,6 +104,7 @@ class Roller:
         self.device = base.norm.weight.device
         self._engine: Engine | None = None  # reused in every step
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="reward")
 
     def collect(
         self,
@@ -122,14 +125,16 @@ class Roller:
         records: list[RolloutRecord] = []
         pending: list[Future] = []
         seconds = {"rollout": 0.0}
-        with ThreadPoolExecutor(1, thread_name_prefix="reward") as worker:
+        try:
             for first, last in itertools.pairwise(bounds):
                 started = time.perf_counter()
                 part = self._roll(policy, items[first:last], indices[first:last], seed)
                 seconds["rollout"] += time.perf_counter() - started
                 records += part
-                pending.append(worker.submit(self._score, part, columns, self._rolled()))
+                pending.append(self._worker.submit(self._score, part, columns, self._rolled()))
             scored = [p.result() for p in pending]
+        finally:
+            wait(pending)  # nothing is computed any more when a step has failed
         for _, _, spent in scored:
             for name, value in spent.items():
                 seconds[name] = seconds.get(name, 0.0) + value
@@ -188,7 +193,10 @@ class Roller:
             if needs_sound(self.rewards):
                 synthesise(records, self.vocoder)
             voiced = time.perf_counter()
-            totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
+            with nullcontext() if self._stream is None else capture_lock:
+                totals, parts = score(
+                    records, self.rewards, self.weights, self.recognizer, **columns
+                )
         for record in records:
             record.wave = None  # audio is not needed after the rewards
         return (

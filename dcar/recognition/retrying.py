@@ -6,10 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import torch
 
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
@@ -37,13 +41,17 @@ class RetryingRecognizer:
     """Wrapper that calls another recogniser again if it fails. Results are checked: one text
     (number, alignment) per waveform.
 
+    All questions are asked in one thread of its own, on the CUDA stream of the thread that asks:
+    the plans and caches of cuDNN belong to a thread.
+
     It raises the error of the last attempt, and TimeoutError if a batch takes too long, or at once
     while an earlier batch is still running.
     """
 
     def __init__(self, recognizer: Recognizer, retry: Retry):
         self.recognizer, self.retry, self.name = recognizer, retry, recognizer.name
-        self._busy: threading.Thread | None = None
+        self._questions: SimpleQueue[tuple[Callable[[], Sequence[Any]], Future]] | None = None
+        self._asked: Future | None = None  # of the last question
 
     def __getattr__(self, name: str) -> Any:
         if name == "recognizer":  # not yet set while it is being copied or unpickled
@@ -91,27 +99,48 @@ class RetryingRecognizer:
         raise AssertionError("unreachable: attempts are at least one")
 
     def _within(self, question: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Return the result of `question`, computed in a thread. Raises TimeoutError after
-        `Retry.timeout`; the thread is then left running."""
-        if self._busy is not None and self._busy.is_alive():
+        """Return the result of `question`, computed in the recogniser's thread. Raises
+        TimeoutError after `Retry.timeout`; the question is then left running."""
+        if self._asked is not None and not self._asked.done():
             raise TimeoutError(
                 f"{self.name} is still working on an earlier batch, which exceeded "
                 f"{self.retry.timeout:g} s"
             )
-        found: list[Sequence[Any]] = []
-        failed: list[BaseException] = []
+        if self._questions is None:
+            self._questions = SimpleQueue()
+            threading.Thread(
+                target=_answer,
+                args=(self._questions,),
+                daemon=True,
+                name=f"recogniser {self.name}",
+            ).start()
+        stream = _this_stream()
 
-        def work() -> None:
-            try:
-                found.append(question())
-            except BaseException as error:  # raised again in the waiting thread
-                failed.append(error)
+        def ask() -> Sequence[Any]:
+            with stream:
+                return question()
 
-        self._busy = threading.Thread(target=work, daemon=True, name=f"recogniser {self.name}")
-        self._busy.start()
-        self._busy.join(self.retry.timeout)
-        if failed:
-            raise failed[0]
-        if not found:
+        self._asked = Future()
+        self._questions.put((ask, self._asked))
+        if not wait([self._asked], self.retry.timeout).done:
             raise TimeoutError(f"{self.name} did not return within {self.retry.timeout:g} s")
-        return found[0]
+        return self._asked.result()
+
+
+def _answer(questions: SimpleQueue[tuple[Callable[[], Sequence[Any]], Future]]) -> None:
+    """Answer questions as long as the process lives. Errors are raised where the answer is
+    awaited."""
+    while True:
+        question, answer = questions.get()
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+
+def _this_stream() -> AbstractContextManager[Any]:
+    """Return a context in which another thread uses the current CUDA stream, and its device, of
+    this thread."""
+    if not torch.cuda.is_initialized():
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream())

@@ -3,7 +3,9 @@
 import math
 import re
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -462,3 +464,31 @@ def test_a_recogniser_that_hangs_is_not_waited_for_twice():
     assert time.monotonic() - started < 0.8 and faulty.asked == 1
     time.sleep(1.0)
     assert recognizer.transcribe([np.ones(3)], 50) == ["red"]  # it has come back
+
+
+def test_a_recogniser_has_one_thread_which_works_on_the_stream_of_the_one_that_asks(monkeypatch):
+    """cuDNN plans convolutions for each thread anew, and the current stream belongs to a thread."""
+    streams, threads, asking = [], [], threading.get_ident()
+
+    @contextmanager
+    def entered(stream):
+        streams.append(stream)
+        try:
+            yield
+        finally:
+            streams.append("left")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", threading.get_ident)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+
+    def call(waves):
+        threads.append(threading.get_ident())
+        assert streams[-1] == asking
+        return good(waves)
+
+    recognizer = RetryingRecognizer(Faulty(CRASH, call), QUICK)
+    for _ in range(3):
+        recognizer.transcribe([np.ones(3)], 50)
+    assert len(set(threads)) == 1 and threads[0] != asking
+    assert streams == [asking, "left"] * 4

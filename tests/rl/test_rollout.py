@@ -1,5 +1,7 @@
 """Rollouts are what `decode` speaks of each utterance alone, with the policy of the moment."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import fake_gpu
@@ -12,6 +14,7 @@ from toy_world import ToyVocoder, toy_items
 
 from dcar.decoding import Engine, PolicyChunk, decode
 from dcar.decoding.engine import QUEUED
+from dcar.decoding.graphs import capture_lock
 from dcar.decoding.reader import CARReader
 from dcar.sampling import SamplingConfig
 from rl import objective
@@ -234,3 +237,27 @@ def test_the_host_waits_for_no_pass_and_a_rollout_for_one(monkeypatch):
         got = made.collect(policy, ragged_items(), range(5), seed=1)
         assert not fake_gpu.waits
     assert len(steps) == max(r.result.passes for r in got.records) + QUEUED
+
+
+def test_rewards_have_one_thread_beside_which_no_graph_is_captured(monkeypatch):
+    """A recogniser may capture graphs, and only one capture may be underway in a process."""
+    threads, capturing = [], []
+
+    def may_capture() -> bool:
+        if free := capture_lock.acquire(blocking=False):
+            capture_lock.release()
+        return free
+
+    def watching(audio, **_):
+        threads.append(threading.get_ident())
+        with ThreadPoolExecutor(1) as another:
+            capturing.append(another.submit(may_capture).result())
+        return [0.0] * len(audio)
+
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        made = roller(tiny_decoder().to(device), parts=2)
+        made.rewards = [watching]
+        for seed in (1, 2):
+            made.collect(random_policy(32).to(device), ragged_items(), range(5), seed)
+    assert len(threads) == 4 and len(set(threads)) == 1 and threads[0] != threading.get_ident()
+    assert not any(capturing) and may_capture()

@@ -89,25 +89,45 @@ class Columns:
     positions attend to.
 
     They are `new` positions of each of `rows` rows, or the `real` ones among these. A position
-    attends to its row's columns up to its own, except padding_from to padding_to (the padding of
-    its text); in a tree, to those that `tree` allows.
+    attends to its row's text and past, and among the new positions to itself and earlier ones; in
+    a tree, to those that `tree` allows.
     """
 
-    kv: list[Tensor]  # of each layer, [rows × columns of a row, 2, H, D/H]
-    index: Tensor  # [N] into these: row × columns of a row + column
+    cache: KVCache
+    index: Tensor  # [N] into its layers: row × columns of a row + column
     rows: int
     new: int
     last: int  # columns that attention reads
     # for attention layer by layer, additive: [B or 1, 1, new, last]
     mask: Callable[[], Tensor | None]
-    padding_from: Tensor | None = None  # [B]
-    padding_to: Tensor | None = None  # [B]; None: no padding
-    tree: Tensor | None = None  # [N, last], additive
+    unpadded: bool  # there is one row, and it is known that its text has no padding
+    tree: Tensor | None = None  # bool [B or 1, new, new]
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
     # [B] of the N: the only positions with a query, where there is one layer
     ends: Tensor | None = None
+    counts: Tensor | None = None  # [B] of new positions up to these
     # the last layer ends with its keys and values, and the result means nothing
     writes_only: bool = False
+
+    @property
+    def kv(self) -> list[Tensor]:
+        """Keys and values of each layer, [rows × columns of a row, 2, H, d]."""
+        return self.cache.kv
+
+    def padding(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return the columns [B] from and up to which each row's text is padding, if there is
+        any."""
+        if self.unpadded or not self.cache.prefix or self.tree is not None:
+            return None, None
+        lengths = self.cache.prefix_lengths
+        return lengths, torch.full_like(lengths, self.cache.prefix)
+
+    def mask_of_tree(self) -> Tensor | None:
+        """Return the additive mask [N, last] of a tree."""
+        if self.tree is None or (mask := self.mask()) is None:
+            return None
+        mask = mask.reshape(-1, self.last)
+        return mask if self.real is None else mask.index_select(0, self.real)
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Write keys and values [N, 2, H, D/H]."""
@@ -176,14 +196,16 @@ def columns_of(
             else additive(cache.mask(longest, new, tree), dtype)
         )
 
-    out = Columns(cache.kv, index, cache.batch, new, total, mask, real=real, ends=ends)
-    if tree is not None:
-        added = mask()
-        assert added is not None
-        out.mask, out.tree = lambda: added, added.reshape(-1, total)
-        if real is not None:
-            out.tree = out.tree.index_select(0, real)
-    elif cache.prefix and not unpadded:
-        out.padding_from = cache.prefix_lengths
-        out.padding_to = torch.full_like(cache.prefix_lengths, cache.prefix)
-    return out
+    return Columns(
+        cache,
+        index,
+        cache.batch,
+        new,
+        total,
+        mask,
+        unpadded,
+        tree=tree,
+        real=real,
+        ends=ends,
+        counts=counts,
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from dcar.decoding.backend import Backend
 from dcar.decoding.cpu.backend import cpu_backend
+from dcar.decoding.gpu.backend import gpu_backend
 from dcar.decoding.language import LanguageReader
 from dcar.decoding.reader import CARReader, Reader
 from dcar.errors import ConfigError
@@ -34,9 +35,16 @@ def reader_of(model: AnyDecoder | Reader) -> Reader:
     return _readers[model][1]
 
 
+def _backend(weight: Tensor) -> Backend:
+    """Return the operations for the device and dtype of a decoder's weights."""
+    if weight.device.type == "cpu":
+        return cpu_backend(weight.dtype)
+    return gpu_backend(weight.device) if weight.device.type == "cuda" else Backend()
+
+
 def _make_reader(model: AnyDecoder) -> Reader:
     weight = model.heads.base.weight
-    backend = cpu_backend(weight.dtype) if weight.device.type == "cpu" else Backend()
+    backend = _backend(weight)
     if isinstance(model, BackboneDecoder):
         return LanguageReader(model, backend)
     if not isinstance(model, CARDecoder) or not all(

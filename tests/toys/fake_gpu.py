@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dcar.decoding.backend import Backend
+
 aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
 WAITS = (
@@ -354,6 +356,8 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
         "stream": lambda stream: torch.no_grad(),
     }.items():
         monkeypatch.setattr(cuda, name, value)
+    # Triton's kernels would run on a GPU
+    monkeypatch.setattr("dcar.decoding.readers.gpu_backend", lambda device: Backend())
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -94,14 +94,7 @@ class CPUStack(Stack):
             self._set_memory(columns.kv, rotary)
         read = [
             None if t is None else t.contiguous()  # kept alive until the end of the call
-            for t in (
-                x,
-                positions,
-                columns.index,
-                columns.padding_from,
-                columns.padding_to,
-                columns.tree,
-            )
+            for t in (x, positions, columns.index, *columns.padding(), columns.mask_of_tree())
         ]
         p.x, p.angle, p.index, p.hole_from, p.hole_to, p.mask = map(address, read)
         y = torch.empty_like(x)

@@ -1,0 +1,82 @@
+"""Transformer layers in Triton: six kernels a layer for passes of few positions.
+
+A GPU spends such passes on launches, and on reading weights: product (norm, queries, keys and
+values), rotate (with the write to the cache), attend, product (with the residual), product (norm
+and GELU), product (residual). Blocks follow from shapes alone; nothing is tuned, or allocated by
+data, at run time, so a pass can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dcar.decoding.columns import Columns, RotaryCache
+from dcar.decoding.gpu.attention import attend, reads_heads, rotate
+from dcar.decoding.gpu.product import MAX_ROWS, MIN_WIDTH, product
+from dcar.decoding.stack import Stack
+from heads.layers import TransformerLayer
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class GPUStack(Stack):
+    """`Stack` in Triton, of layers that `reads_stack` accepts. A pass of more than `MAX_ROWS`
+    positions, such as a prefill, is left to `Stack`."""
+
+    def __init__(
+        self,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ):
+        super().__init__(layers, last, first)
+        weight, heads = layers[0].out.weight, layers[0].num_heads
+        self._finished = torch.zeros(MAX_ROWS * heads, dtype=torch.int32, device=weight.device)
+
+    def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
+        if len(x) > MAX_ROWS or columns.real is not None:
+            return super().read(x, rotary, positions, columns)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            return self._read(x, rotary, positions, columns)
+
+    def _read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
+        x = self.before(x)
+        angles = rotary.cos, rotary.sin, rotary.first
+        for kv, layer in zip(columns.kv, self.layers, strict=True):
+            qkv = product(x, *_linear(layer.qkv), norm=_norm(layer.attention_norm))
+            queries = rotate(qkv, angles, positions, columns.index, kv)
+            if columns.writes_only and layer is self.layers[-1]:
+                return x
+            if columns.ends is not None:
+                queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)
+            y = attend(queries, kv, columns, self._finished)
+            x = product(y, *_linear(layer.out), residual=x)
+            y = product(x, *_linear(layer.up), norm=_norm(layer.ffn_norm), gelu=True)
+            x = product(y, *_linear(layer.down), residual=x)
+        return self.after(x)
+
+
+def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias
+
+
+def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
+    return norm.weight, norm.bias, norm.eps
+
+
+def reads_stack(layers: Sequence[TransformerLayer]) -> bool:
+    """Return whether the kernels support these layers: as heads/layers.py makes them, in one of
+    `DTYPES`, with widths that fill blocks."""
+    linears = [part for layer in layers for part in (layer.qkv, layer.out, layer.up, layer.down)]
+    norms = [part for layer in layers for part in (layer.attention_norm, layer.ffn_norm)]
+    sizes = [layer.out.in_features // layer.num_heads for layer in layers]
+    return (
+        all(type(part) is nn.Linear and part.bias is not None for part in linears)
+        and all(type(part) is nn.LayerNorm for part in norms)
+        and linears[0].weight.dtype in DTYPES
+        and all(part.in_features % MIN_WIDTH == 0 for part in linears)
+        and all(reads_heads(size) for size in sizes)
+    )

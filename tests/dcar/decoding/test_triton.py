@@ -1,0 +1,390 @@
+"""Triton kernels against plain PyTorch, in Triton's interpreter, and compiled for an H100 without
+one.
+
+The interpreter must be chosen before Triton is imported. So one test runs the others of this file
+in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from held import check
+from test_reader import check as check_reader
+from test_reader import plain_of
+from tiny_decoders import tiny_decoder
+from tiny_methods import KINDS
+from torch import Tensor
+
+from dcar.decoding import Engine, Prompt, decode, engine
+from dcar.decoding.columns import CausalMask, columns_of
+from dcar.decoding.gpu.backend import GPUBackend
+from dcar.decoding.reader import CARReader
+from dcar.sampling import SamplingConfig
+from heads.layers import KVCache
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.needs("triton")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")
+compiled = pytest.mark.skipif(INTERPRETED, reason="not in the interpreter")
+
+if INTERPRETED:
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    from dcar.decoding.gpu.attention import attend, rotate
+    from dcar.decoding.gpu.product import MAX_ROWS, product
+    from dcar.decoding.gpu.stack import GPUStack
+
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(builder, a, b, *others):
+        """Multiply bfloat16 as float32: the interpreter of triton 3.7 multiplies their bits."""
+
+        def wide(x):
+            if x.dtype.scalar != tl.bfloat16:
+                return x
+            made = interpreter._convert_float(x.data, tl.bfloat16, tl.float32, None)
+            return interpreter.TensorHandle(made.view(np.float32), tl.float32)
+
+        return multiply(builder, wide(a), wide(b), *others)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def interpret(marked: str) -> None:
+    """Run the tests of this file in Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", marked, __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr
+
+
+@compiled
+def test_in_the_interpreter():
+    interpret("not slow")
+
+
+@compiled
+@pytest.mark.slow
+def test_more_in_the_interpreter():
+    interpret("slow")
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def near(found: Tensor, expected: Tensor) -> bool:
+    """Compare with numbers in float64 that were not rounded on the way."""
+    step = torch.finfo(found.dtype).eps * (16 if found.dtype == torch.float32 else 2)
+    return bool((found.double() - expected).abs().max() <= step * expected.abs().max())
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+def plain_product(x, weight, bias=None, *, norm=None, gate=None, gelu=False, residual=None):
+    """See `product`."""
+    x, weight = x.double(), weight.double()
+    if norm is not None:
+        gain, shift, epsilon = norm
+        shape = gain.shape
+        if shift is None:
+            x = F.rms_norm(x, shape, gain.double(), epsilon)
+        else:
+            x = F.layer_norm(x, shape, gain.double(), shift.double(), epsilon)
+    y = x @ weight.T
+    if bias is not None:
+        y = y + bias.double()
+    if gate is not None:
+        y = y * F.silu(x @ gate.double().T)
+    if gelu:
+        y = F.gelu(y, approximate="tanh")
+    return y if residual is None else y + residual.double()
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        *((rows, torch.float32) for rows in (1, 2, 7, 16, 17)),
+        (7, torch.bfloat16),
+        (1, torch.float16),
+    ],
+)
+def test_product(rows, dtype):
+    """Widths that are no power of two, outputs that do not fill the last block."""
+    torch.manual_seed(rows)
+    for width, outputs in ((96, 40), (272, 16)):
+        x, residual = numbers(rows, width, dtype=dtype), numbers(rows, outputs, dtype=dtype)
+        weight, gate = numbers(2, outputs, width, dtype=dtype) / width**0.5
+        bias, (gain, shift) = numbers(outputs, dtype=dtype), numbers(2, width, dtype=dtype)
+        for how in (
+            dict(bias=bias, norm=(gain, shift, 1e-5)),
+            dict(bias=bias, norm=(gain, shift, 1e-5), gelu=True),
+            dict(bias=bias, residual=residual),
+            dict(norm=(gain, None, 1e-6), gate=gate),
+            dict(norm=(gain, None, 1e-6), bias=bias),
+            dict(),
+        ):
+            assert near(product(x, weight, **how), plain_product(x, weight, **how)), list(how)
+
+
+@interpreted
+def test_a_norm_of_rows_far_from_zero():
+    """Mean 1000, deviation 0.01: in float32 the mean of squares less the squared mean has no
+    correct digit."""
+    torch.manual_seed(0)
+    x = 1000 + 0.01 * numbers(3, 128)
+    weight, gain, shift = numbers(16, 128), torch.ones(128), torch.zeros(128)
+    found, expected = (f(x, weight, norm=(gain, shift, 1e-12)) for f in (product, plain_product))
+    assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+    squares = x.square().mean(1) - x.mean(1).square()
+    assert not torch.allclose(squares, x.double().var(1, correction=0).float(), rtol=0.5)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 2, 2, 16), (7, 4, 2, 32), (16, 6, 1, 16)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate(shape, dtype, normed):
+    torch.manual_seed(0)
+    count, heads, shared, size = shape
+    qkv, angle = numbers(count, (heads + 2 * shared) * size, dtype=dtype), numbers(40, size // 2)
+    cos = torch.cat((angle.cos(), angle.cos()), 1)[:, None].to(dtype)
+    sin = torch.cat((-angle.sin(), angle.sin()), 1)[:, None].to(dtype)
+    positions, index = torch.randint(-10, 30, (count,)), torch.randperm(50)[:count]
+    gains = (*numbers(2, size, dtype=dtype), 1e-6) if normed else None
+    cache = before = numbers(50, 2, shared, size, dtype=dtype)
+    cache = before.clone()
+    queries = rotate(qkv, (cos, sin, -10), positions, index, cache, gains)
+    q, k, v = qkv.double().view(count, -1, size).split([heads, shared, shared], 1)
+    if gains is not None:
+        q, k = (
+            F.rms_norm(x, (size,), gain.double(), 1e-6)
+            for x, gain in zip((q, k), gains[:2], strict=True)
+        )
+    c, s = cos[positions + 10].double(), sin[positions + 10].double()
+    q, k = (x * c + x.roll(size // 2, -1) * s for x in (q, k))
+    assert (
+        near(queries, q) and near(cache[index, 0], k) and torch.equal(cache[index, 1].double(), v)
+    )
+    others = torch.ones(50, dtype=torch.bool).index_fill_(0, index, False)
+    assert torch.equal(cache[others], before[others])
+
+
+def plain_attention(queries: Tensor, kv: Tensor, cache: KVCache, tree: Tensor | None) -> Tensor:
+    """Attend position by position to a list of the columns that it sees."""
+    (count, heads, size), rows, shared = queries.shape, cache.batch, kv.shape[2]
+    new, out = count // rows, []
+    for n in range(count):
+        row, i = divmod(n, new)
+        past = [*range(cache.prefix_lengths[row])]
+        past += range(cache.prefix, first := cache.prefix + int(cache.lengths[row]))
+        seen = torch.arange(new) <= i if tree is None else tree[row % len(tree), i]
+        columns = past + [first + j for j in range(new) if seen[j]]
+        key, value = kv.double()[row * cache.row_columns + torch.tensor(columns)].unbind(1)
+        for head in range(heads):
+            own = head // (heads // shared)
+            score = key[:, own] @ queries[n, head].double() * size**-0.5
+            out.append(score.softmax(0) @ value[:, own])
+    return torch.stack(out).view(count, heads * size)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "case",
+    [  # new, heads, shared heads, text columns, text of each row, past of each row, branches
+        (1, 2, 2, 0, [0], [0], 0),  # nothing before it
+        (1, 2, 2, 16, [16], [5], 0),
+        (7, 4, 2, 16, [11], [150], 0),  # three parts
+        (3, 6, 2, 80, [3, 80, 0], [0, 70, 150], 0),  # a whole part of padding, and no text
+        (5, 2, 2, 16, [16, 9], [3, 100], 1),  # one tree for all rows
+        (5, 2, 2, 16, [16, 9], [60, 59], 2),  # a tree for each, at the edge of a part
+        (16, 14, 2, 16, [16], [33], 1),  # several blocks of queries
+    ],
+)
+def test_attend(case):
+    torch.manual_seed(0)
+    new, heads, shared, text, texts, pasts, branches = case
+    dtype = torch.bfloat16 if branches == 2 or text == 80 else torch.float32
+    rows, size, room = len(texts), 16, max(pasts) + new + 3
+    cache = KVCache(1, rows, shared, room, size, prefix=text, dtype=dtype)
+    cache.prefix_lengths, cache.lengths = torch.tensor(texts), torch.tensor(pasts)
+    cache.eager, kv = False, cache.kv[0].normal_()
+    queries = numbers(rows * new, heads, size, dtype=dtype)
+    tree = None
+    if branches:
+        tree = (torch.rand(branches, new, new) < 0.5) | torch.eye(new, dtype=torch.bool)
+    columns = columns_of(cache, max(pasts), new, CausalMask(kv.device, dtype), tree=tree)
+    finished = torch.zeros(MAX_ROWS * heads, dtype=torch.int32)
+    expected = plain_attention(queries, kv, cache, tree)
+    for last in (columns.last, columns.last + 200):  # programs without columns change nothing
+        columns.last = last
+        found = attend(queries, kv, columns, finished)
+        assert near(found, expected) and not finished.any()
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """Return a list to which the number of positions of every pass in Triton is added."""
+    found: list[int] = []
+    inner = GPUStack._read
+    monkeypatch.setattr(
+        GPUStack, "_read", lambda own, x, *given: found.append(len(x)) or inner(own, x, *given)
+    )
+    return found
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), pytest.param(torch.bfloat16, 0.1, marks=pytest.mark.slow)],
+)
+def test_every_row_has_the_states_of_its_plain_sequence(passes, dtype, tolerance):
+    exact = tiny_decoder()
+    check_reader(CARReader(tiny_decoder().to(dtype), GPUBackend()), plain_of(exact), tolerance)
+    assert len(passes) > 4 and max(passes) > 10
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "name",
+    [
+        "before the draw",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("car-3", "ssd by a draft", "tree")),
+    ],
+)
+def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
+    """Rows are replaced by others; shapes are fixed, as in a CUDA graph. The policy before the
+    draw has a layer of its own, the draft model is read in Triton too."""
+    monkeypatch.setattr(engine, "COLUMN_BLOCK", 16)
+    prompts = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 5, 4)]
+    sampling = SamplingConfig(
+        temperature=0.9, top_k=8, max_tokens=8, max_tokens_per_text_unit=2, min_tokens=4
+    )
+    model, method, _ = KINDS[name](lambda part: part)
+    expected = decode(model, prompts, method, sampling)
+    monkeypatch.setattr("dcar.decoding.readers._backend", lambda weight: GPUBackend())
+    model, method, _ = KINDS[name](lambda part: part)
+    made = Engine(model, method, sampling, 2)
+    made.eager = False
+    for result, wanted in zip(made.decode(prompts), expected, strict=True):
+        check(result, wanted, 1e-4, result.utterance_id)
+    assert len(passes) > 4
+
+
+# --- compiled for an H100 -------------------------------------------------------------------------
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"} | {
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
+
+
+class Launches:
+    """Stand-in for a kernel, which compiles what is launched for sm_90."""
+
+    def __init__(self, kernel):
+        self._kernel = kernel
+
+    def __getitem__(self, grid):
+        assert all(0 < count < 65536 for count in grid[1:])
+        return self._compile
+
+    def _compile(self, *given, **named) -> None:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        signature, constants, hints = {}, {}, {}
+        for i, parameter in enumerate(self._kernel.params):
+            name = parameter.name
+            value = given[i] if i < len(given) else named[name]
+            whole = 16  # addresses and most strides are multiples of it
+            if value is None or i >= len(given):
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, Tensor):
+                signature[name] = TYPES[value.dtype]
+            else:
+                signature[name] = "fp32" if isinstance(value, float) else "i32"
+                whole = value if isinstance(value, int) else 1
+            if signature[name] not in ("constexpr", "fp32") and whole % 16 == 0:
+                hints[(i,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self._kernel, signature, constants, hints)
+        options = {"num_warps": named["num_warps"]}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        folder = os.path.dirname(triton.__file__)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(made.asm["cubin"])
+            file.flush()
+            used = subprocess.run(
+                [f"{folder}/backends/nvidia/bin/cuobjdump", "-res-usage", file.name],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        spilled = re.search(r"STACK:(\d+) .* LOCAL:(\d+)", used)
+        assert spilled is not None and int(spilled[1]) + int(spilled[2]) <= 8, used
+        assert made.metadata.shared <= 227 * 1024
+        compiled_kernels.append((self._kernel.__name__, made.asm["ptx"]))
+
+
+compiled_kernels: list[tuple[str, str]] = []
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32")],
+)
+def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
+    """Layers of the paper's size, and of CosyVoice 2 and Qwen3. Nothing but a word or two is
+    spilled from registers, weights are read 16 bytes at a time, and counters order memory."""
+    from dcar.decoding.gpu import attention
+    from dcar.decoding.gpu import product as products
+
+    compiled_kernels.clear()
+    monkeypatch.setattr(products, "precision", lambda: precision)
+    monkeypatch.setattr(attention, "precision", lambda: precision)
+    for module, name in ((products, "_product"), (attention, "_rotate"), (attention, "_attend")):
+        monkeypatch.setattr(module, name, Launches(getattr(module, name)))
+    make = partial(torch.empty, device="meta", dtype=dtype)
+    for rows in (1, 32):
+        for width, inner, outputs in ((1024, 4096, 3072), (896, 4864, 1152)):
+            norm, bare = (make(width), make(width), 1e-5), (make(width), None, 1e-6)
+            x, up, down = make(rows, width), make(inner, width), make(width, inner)
+            products.product(x, make(outputs, width), make(outputs), norm=norm)
+            products.product(x, up, make(inner), norm=norm, gelu=True)
+            products.product(x, up, norm=bare, gate=up)
+            products.product(make(rows, inner), down, make(width), residual=x)
+    for heads, shared, size in ((8, 8, 128), (14, 2, 64), (16, 8, 128)):
+        for rows, new, tree in ((1, 1, False), (1, 7, False), (2, 16, True)):
+            cache = KVCache(1, rows, shared, 320, size, prefix=64, device="meta", dtype=dtype)
+            branches = torch.ones(1, new, new, dtype=torch.bool, device="meta") if tree else None
+            columns = columns_of(cache, 300, new, None, tree=branches)
+            finished = torch.empty(512, dtype=torch.int32, device="meta")
+            attention.attend(make(rows * new, heads, size), cache.kv[0], columns, finished)
+        angles, places = (make(64, 3, 1, size),) * 2, torch.empty(4, dtype=torch.int64)
+        for gains in (None, (make(size), make(size), 1e-6)):
+            qkv = make(4, (heads + 2 * shared) * size)
+            attention.rotate(qkv, (*angles, -512), places, places, cache.kv[0], gains)
+    for name, ptx in compiled_kernels:
+        if name == "_product":
+            assert "cp.async.cg.shared.global" in ptx
+        if name == "_attend":
+            assert "atom.global.gpu.acq_rel.add" in ptx

@@ -39,10 +39,12 @@ class Uniforms:
             return self.state.uniform(stream, self.positions)
         return self.state.further(stream, self.positions, number)
 
-    def several(self, stream: str, count: int) -> Tensor:
-        """Return the first `count` numbers [B, n] of each of the positions [B]."""
-        number = torch.arange(count, device=self.positions.device)
-        return self.state.further(stream, self.positions[:, None].expand(-1, count), number)
+    def several(self, stream: str, numbers: Tensor) -> Tensor:
+        """Return the numbers [B, n] of each of the positions [B], given their indices [n], which
+        must be in a buffer: Inductor takes those that a step makes by `arange` for indices of
+        tensors, which are int32 on a GPU, and their hashes overflow."""
+        positions = self.positions[:, None].expand(-1, len(numbers))
+        return self.state.further(stream, positions, numbers)
 
 
 class ChainVerifier(Method):

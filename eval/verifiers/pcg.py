@@ -78,6 +78,8 @@ class TokenGroups:
         self.weight = self.share[self.ids]  # [E] of each entry
         # [E] its group
         self.owner = torch.arange(self.count, device=self.ids.device).repeat_interleave(self.sizes)
+        # indices of the random numbers of all trials, three for each
+        self.trial_numbers = torch.arange(3 * TRIALS, device=self.ids.device)
 
     @property
     def count(self) -> int:
@@ -226,7 +228,8 @@ def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
     """Return the probabilities of the token after a rejection: sum over k of R(k) q(t) w(k, t) /
     Q_c(k), with R = norm(max(0, Q_c - P_c)).
 
-    q, p [B, V] -> [B, V], by one product over all memberships.
+    q, p [B, V] -> [B, V], by one product over all memberships. A GPU adds them in any order, so
+    the last bit may differ between runs.
     """
     q_share = group_share(q, groups)
     q_coarse, p_coarse = coarse(q_share, groups), coarse(group_share(p, groups), groups)
@@ -244,7 +247,7 @@ def thinned_residual(
     that are not `refused` [B] are arbitrary."""
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
-    numbers = uniform.several("residual", 3 * TRIALS)  # three a trial
+    numbers = uniform.several("residual", groups.trial_numbers)
     at_once = TRIALS_AT_ONCE if uniform.state.eager else TRIALS
     for first in range(0, TRIALS, at_once):
         some = numbers[:, 3 * first : 3 * (first + at_once)]

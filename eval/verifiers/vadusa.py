@@ -251,7 +251,8 @@ class Vadusa(Method):
         q = state.probs(state.heads(states, 1)[:, :, 0], position)
         if not others:
             return state.sample(q, state.uniform("token", position))[:, :, None], None
-        node, count = torch.arange(m + 1, device=position.device), 1 + self.draft_length
+        # of a buffer (see `Uniforms.several`)
+        node, count = state.offsets[: m + 1], 1 + self.draft_length
         first = state.further("token", position, node)
         # `others` numbers for each node, then one more for each
         node = node[:, None]

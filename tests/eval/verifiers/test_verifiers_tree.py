@@ -121,7 +121,7 @@ class EveryDraw:
         self.draft_tokens = torch.tensor([path[-1] for path in paths]).expand(count, -1)
         self.generated = self.draft_counts = torch.ones(count, dtype=torch.long)
         self.own = {"drawn_from": torch.zeros_like(self.states[:, 0])}
-        self.shared = {"tree": method.tree}
+        self.shared, self.offsets = {"tree": method.tree}, torch.arange(len(nodes))
 
     def most(self, counts, bound):
         return bound

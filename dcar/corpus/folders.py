@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from dcar.corpus.huggingface import SPEAKER_COLUMNS, TEXT_COLUMNS
+from dcar.corpus.huggingface import ID_COLUMNS, SPEAKER_COLUMNS, TEXT_COLUMNS
 from dcar.corpus.libritts import SUBSETS
 from dcar.corpus.rows import (
     READ,
@@ -24,12 +24,14 @@ from dcar.corpus.rows import (
     Problem,
     Row,
     Utterance,
+    accents_of,
     canonical_split,
     file_part,
     file_stamp,
     files_in,
     first_file,
     known_split,
+    note_unused,
     row_of,
 )
 from dcar.errors import DataError
@@ -45,13 +47,22 @@ AUDIO_COLUMNS = (
     "wav",
     "audio_file",
     "audio_path",
+    "audio_filepath",
+    "wav_path",
+    "wav_filename",
+    "file_path",
+    "filepath",
 )
 
 
 def folder_parts(root: Path) -> list[Part]:
-    """Return the parts of a table, or of a folder with one table in it or with recordings, each
-    `NAME.wav` next to `NAME.txt`."""
+    """Return the parts of a table, or of a folder with one table in it (also a `.txt` file with the
+    header of one) or with recordings, each `NAME.wav` next to `NAME.txt`."""
     tables = [root] if root.is_file() else files_in(root, ".csv", ".tsv")
+    recordings, texts = ([], {}) if tables else recordings_in(root)
+    if not tables:
+        alone = _texts_alone(recordings, texts)
+        tables = [file for file in alone if file.parent == root and _is_table(file)]
     if len(tables) > 1:
         raise DataError(
             f"{root}: contains {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); "
@@ -59,7 +70,6 @@ def folder_parts(root: Path) -> list[Part]:
         )
     if tables:
         return [file_part(tables[0], _table)]
-    recordings, texts = recordings_in(root)
     if not recordings:
         raise DataError(
             f"{root}: contains no recordings ({', '.join(READ)}) and no table (.csv, .tsv)"
@@ -82,11 +92,11 @@ def recordings_in(
     root: Path, endings: tuple[str, ...] = READ
 ) -> tuple[list[Path], dict[str, Path]]:
     """Return the recordings in a folder and its subfolders, and the text of each that has one,
-    by the recording's path without its suffix; `NAME.normalized.txt` takes precedence over
+    by `_stem` of the recording; `NAME.normalized.txt` takes precedence over
     `NAME.txt`."""
     files = files_in(root, *endings, ".txt", deep=True)
     texts = {
-        str(f)[: -len(end)]: f
+        _stem(f, end): f
         for end in (".txt", ".normalized.txt")
         for f in files
         if f.name.lower().endswith(end)
@@ -94,10 +104,16 @@ def recordings_in(
     return [f for f in files if f.suffix.lower() != ".txt"], texts
 
 
+def _stem(file: Path, ending: str) -> str:
+    """Return the path of a file without its ending, with composed accents (NFC): recording and text
+    may be written in different ways."""
+    return accents_of(str(file)[: -len(ending)])[0]
+
+
 def read_beside(recording: Path, texts: Mapping[str, Path]) -> str:
     """Return the text of a recording, "" if there is none. Raises UnicodeDecodeError if it is
     not UTF-8."""
-    text = texts.get(str(recording.with_suffix("")))
+    text = texts.get(_stem(recording, recording.suffix))
     return " ".join(text.read_text(encoding="utf-8-sig").split()) if text else ""
 
 
@@ -110,12 +126,17 @@ def _split_of_folder(name: str) -> str | None:
 def _recordings(root: Path, recordings: Sequence[Path], texts: Mapping[str, Path]) -> Iterator[Row]:
     for file in recordings:
         yield row_of(str(file), _recording, root, texts, file)
-    spoken = {texts.get(str(file.with_suffix(""))) for file in recordings}
-    for file in sorted(set(texts.values()) - spoken):
+    for file in _texts_alone(recordings, texts):
         if file.stem.lower() not in ("readme", "license", "licence"):
             yield Problem(
                 _name(root, file), str(file), "text without a recording of the same name next to it"
             )
+
+
+def _texts_alone(recordings: Sequence[Path], texts: Mapping[str, Path]) -> list[Path]:
+    """Return the texts that have no recording next to them."""
+    spoken = {texts.get(_stem(file, file.suffix)) for file in recordings}
+    return sorted(set(texts.values()) - spoken)
 
 
 def _name(root: Path, file: Path) -> str:
@@ -142,30 +163,50 @@ def _utterance(
     return Utterance(name, " ".join(text.split()), speaker, str(file), split=split, source=source)
 
 
+def _is_table(file: Path) -> bool:
+    """Return True for a text file whose first line is the header of a table of recordings."""
+    with file.open(encoding="utf-8-sig", errors="replace") as handle:
+        first = handle.readline()
+    names = set(_names(first.split(_delimiter(first))))
+    return bool(names & set(AUDIO_COLUMNS) and names & set(TEXT_COLUMNS))
+
+
+def _delimiter(first: str) -> str:
+    return max(",;\t|", key=first.count)
+
+
+def _names(cells: Sequence[str]) -> list[str]:
+    """Return the names of columns, in the form in which they are looked up."""
+    return [name.strip().strip('"').lower() for name in cells]
+
+
 def _table(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         first = handle.readline()
         handle.seek(0)
         records = _records(
             handle,
-            max(",;\t|", key=first.count),
+            _delimiter(first),
             first.startswith('"'),
             lambda cells: (
                 len(cells) == len(header) and os.path.isfile(place(cells[audio or 0].strip()))
             ),
         )
-        header = [name.strip().lower() for name in next(records, (1, [], ""))[1]]
+        header = _names(next(records, (1, [], ""))[1])
 
         def column(names: tuple[str, ...]) -> int | None:
             return next((header.index(name) for name in names if name in header), None)
 
         audio, text, speaker = column(AUDIO_COLUMNS), column(TEXT_COLUMNS), column(SPEAKER_COLUMNS)
-        own, split = column(("id",)), column(("split",))
+        own, split = column(ID_COLUMNS), column(("split",))
         if audio is None:
             raise DataError(
                 f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first "
                 f"line must be a header, and it contains {', '.join(header)[:100]}"
             )
+
+        used = {audio, text, speaker, own, split}
+        note_unused(str(file), tuple(n for at, n in enumerate(header) if at not in used))
 
         def place(recording: str) -> Path:
             """Return the path next to the table, or in the folder where such corpora keep

@@ -20,6 +20,7 @@ from dcar.corpus.rows import (
     encoded_audio,
     files_in,
     known_split,
+    note_unused,
 )
 from dcar.errors import DataError
 
@@ -32,10 +33,20 @@ TEXT_COLUMNS = (
     "sentence",
     "transcription",
     "transcript",
+    "raw_text",
 )
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+SPEAKER_COLUMNS = (
+    "speaker",
+    "speaker_id",
+    "client_id",
+    "speaker_name",
+    "spk",
+    "spk_id",
+    "reader_id",
+    "speaker_label",
+)
+ID_COLUMNS = ("id", "utterance_id", "segment_id", "utt_id")
 READ_AT_ONCE = 1000
-_ID_COLUMNS = ("id", "utterance_id", "segment_id")
 
 
 def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
@@ -84,13 +95,15 @@ def _columns(rows: Any, path: str) -> dict[str, str]:
             f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); it has "
             f"{', '.join(features)}"
         )
-    return {
+    columns = {
         "audio": audio,
         "text": first(TEXT_COLUMNS),
         "speaker": first(SPEAKER_COLUMNS),
-        "id": first(_ID_COLUMNS),
+        "id": first(ID_COLUMNS),
         "split": first(("split",)),
     }
+    note_unused(path, tuple(name for name in features if name not in columns.values()))
+    return columns
 
 
 def _utterance(

@@ -19,6 +19,7 @@ from dcar.corpus.rows import (
     Problem,
     Row,
     Utterance,
+    accents_of,
     canonical_split,
     file_part,
     file_stamp,
@@ -26,12 +27,15 @@ from dcar.corpus.rows import (
     first_file,
     known_split,
     line_rows,
+    note_unused,
     require_strings,
     row_of,
 )
 from dcar.errors import DataError
 from dcar.storage import text_lines
 
+REQUIRED, OPTIONAL = ("id", "audio", "text", "speaker"), ("prompt_audio", "prompt_text", "split")
+"""Keys of a row of a JSONL manifest."""
 SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
 
@@ -165,7 +169,7 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
 def _id_of(field: str) -> str:
     """Return the id in the first field of a line, which may name the file instead
     (`wavs/ID.wav`, `/data/wavs/ID`)."""
-    path = re.sub(r"^(?:.*/)?wavs/|^\./", "", field.strip().replace("\\", "/"))
+    path = re.sub(r"^(?:.*/)?wavs/|^\./", "", accents_of(field.strip())[0].replace("\\", "/"))
     stem, suffix = os.path.splitext(path)
     return stem if suffix.lower() in READ else path
 
@@ -218,8 +222,9 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
     for key in ("id", "speaker"):
         if isinstance(row.get(key), int) and not isinstance(row[key], bool):
             row[key] = str(row[key])
-    require_strings(row, ("id", "audio", "text", "speaker"))
-    for key in ("prompt_audio", "prompt_text", "split"):
+    require_strings(row, REQUIRED)
+    note_unused(str(file), tuple(key for key in row if key not in (*REQUIRED, *OPTIONAL)))
+    for key in OPTIONAL:
         if row.get(key) is not None and not isinstance(row[key], str):
             raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
     split = canonical_split(row["split"]) if row.get("split") else known_split(file.stem)
@@ -228,9 +233,9 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
         row["id"],
         row["text"],
         row["speaker"],
-        str(file.parent / row["audio"]),
+        str(first_file([file.parent / row["audio"]])),
         split=split,
-        prompt_audio=str(file.parent / prompt) if prompt else None,
+        prompt_audio=str(first_file([file.parent / prompt])) if prompt else None,
         prompt_text=row.get("prompt_text"),
         source=source,
     )
@@ -255,7 +260,7 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
     name, prompt_text, prompt_wav, spoken = fields[:4]
     if not name or not prompt_wav:
         raise BadRow("id and prompt wav must not be empty", name)
-    wav = folder / fields[4] if len(fields) == 5 else first_file([folder / "wavs" / f"{name}.wav"])
+    wav = first_file([folder / (fields[4] if len(fields) == 5 else f"wavs/{name}.wav")])
     if not os.path.isfile(wav):
         raise BadRow(
             f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs "
@@ -268,7 +273,7 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
         Path(prompt_wav).stem,
         str(wav),
         split="test",
-        prompt_audio=str(folder / prompt_wav),
+        prompt_audio=str(first_file([folder / prompt_wav])),
         prompt_text=prompt_text,
         source=source,
     )

@@ -45,6 +45,7 @@ from dcar.corpus.rows import (
     Row,
     StoredAudio,
     Utterance,
+    accents_of,
     canonical_split,
     describe,
 )
@@ -188,8 +189,13 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
     folder without permission, a file that is gone) ends with a problem."""
     try:
         for row in read():
-            fault = _fault(row) if isinstance(row, Utterance) else None
-            yield row if fault is None else Problem(row.id[:LONGEST_NAME], row.source, fault)
+            if isinstance(row, Problem):
+                yield row
+            elif fault := _fault(row):
+                yield Problem(row.id[:LONGEST_NAME], row.source, fault)
+            else:  # the same name with accents of another form is the same person
+                composed = [accents_of(name)[0] for name in (row.id, row.speaker)]
+                yield replace(row, id=composed[0], speaker=composed[1])
     except OSError as error:
         yield Problem(
             "",

@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,13 @@ def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
     return files
 
 
+@cache
+def note_unused(where: str, columns: tuple[str, ...]) -> None:
+    """Log the columns of a table that no reader knows, once for each table."""
+    if columns:
+        logger.warning("%s: columns that are not used: %s", where, ", ".join(columns))
+
+
 def is_companion(path: Path) -> bool:
     """Return True for a file in which macOS keeps the attributes of another, on disks and in
     archives that have none."""
@@ -239,14 +247,22 @@ def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Par
     return Part(file.name, partial(read, file, *rest), file_stamp(file))
 
 
+def accents_of(name: str) -> tuple[str, str]:
+    """Return a name with its accents composed (NFC), and as characters of their own (NFD), as macOS
+    writes them."""
+    return unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)
+
+
 def first_file(places: Sequence[Path]) -> Path:
     """Return the first of several places at which a file exists, with its suffix in capitals or
-    small letters if necessary; if there is none, the first place, for messages."""
+    small letters, or its accents as characters of their own, if necessary; if there is none, the
+    first place, for messages."""
     # os.path: no error for what cannot be a path (too long, without permission)
     names = (
-        stem + end
+        name
         for stem, suffix in map(os.path.splitext, places)
         for end in dict.fromkeys((suffix, suffix.lower(), suffix.upper()))
+        for name in dict.fromkeys((stem + end, *accents_of(stem + end)))
     )
     return next((Path(name) for name in names if os.path.isfile(name)), places[0])
 

@@ -6,7 +6,7 @@ that is empty or not finite raises AudioError.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,10 +14,15 @@ import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.tokens.base import by_length, check_waveform
+from dcar.voices.speech import windows
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
 """Samples that a recogniser needs at 16 kHz, one analysis window; shorter waveforms are padded
 with silence."""
+
+WINDOW_SECONDS = 30.0
+"""Longest window that is transcribed at once: recognisers are trained on recordings of up to about
+this length, and Whisper reads no more."""
 
 GPU_BATCH_SECONDS = 300.0
 """Padded audio in one batch on a GPU, in seconds: a calculated 6 GB for the convolutions of
@@ -42,6 +47,27 @@ def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     AudioError for an empty, non-finite or non-mono waveform."""
     wave = resample(check_waveform(wave, "recognizer"), sample_rate, ENCODER_SAMPLE_RATE)
     return np.pad(wave, (0, SHORTEST - len(wave))) if len(wave) < SHORTEST else wave
+
+
+def in_windows(
+    transcribe: Callable[[list[np.ndarray]], list[str]],
+    waves: Sequence[np.ndarray],
+    sample_rate: int,
+    seconds: float = WINDOW_SECONDS,
+) -> list[str]:
+    """Return the transcripts of waveforms of any length; those longer than `seconds` are
+    transcribed in windows (`dcar.voices.speech.windows`).
+
+    transcribe: function from waveforms at 16 kHz to their transcripts. Raises AudioError for an
+    empty, non-finite or non-mono waveform.
+    """
+    rate = ENCODER_SAMPLE_RATE
+    ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+    parts = [
+        [to_recognizer_rate(part, rate) for part in windows(wave, rate, seconds)] for wave in ready
+    ]
+    texts = iter(transcribe([part for of_wave in parts for part in of_wave]))
+    return [" ".join(filter(None, [next(texts) for _ in of_wave])) for of_wave in parts]
 
 
 def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate: int) -> list[str]:

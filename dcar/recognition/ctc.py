@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import TextError
-from dcar.recognition.base import ctc_collapse
+from dcar.recognition.base import WINDOW_SECONDS, ctc_collapse, in_windows
 from dcar.text.readings import spoken_words
 from heads.checkpoint import Checkpoint
 
@@ -145,6 +146,7 @@ class CTCRecognizer(ABC):
 
     name: str
     blank: int
+    window_seconds = WINDOW_SECONDS  # longest waveform that is transcribed at once
 
     @abstractmethod
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
@@ -167,8 +169,11 @@ class CTCRecognizer(ABC):
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
-        texts = [""] * len(waves)
-        for index, log_probs in self._log_probs(waves, sample_rate):
+        return in_windows(self._read, waves, sample_rate, self.window_seconds)
+
+    def _read(self, windows: list[np.ndarray]) -> list[str]:
+        texts = [""] * len(windows)
+        for index, log_probs in self._log_probs(windows, ENCODER_SAMPLE_RATE):
             texts[index] = self.read(log_probs)
         return texts
 

@@ -32,6 +32,8 @@ BLANK = 0
 FRAME_SECONDS = SAMPLES_PER_TOKEN / ENCODER_SAMPLE_RATE
 TAIL_SECONDS = 0.5
 """Silence after every piece that the encoder reads, in seconds, as for the shipped tokens."""
+PIECE_SECONDS = int(MAX_SECONDS - 1)
+"""Longest piece of a waveform that the encoder reads at once."""
 ENCODER = f"whisper-base {WHISPER_BASE_SHA256} tail={TAIL_SECONDS}"
 
 
@@ -70,6 +72,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
     config_class, model_type = EncoderRecognizerConfig, "dcar-encoder-recognizer"
     config: EncoderRecognizerConfig
     blank = BLANK
+    window_seconds = PIECE_SECONDS
 
     def __init__(self, config: EncoderRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
@@ -111,11 +114,11 @@ def encoder_states(
 ) -> list[Tensor]:
     """Return the states [T, 512] float32 of waveforms of any length, T = ceil(seconds · 50).
 
-    They are on the encoder's device. Waveforms longer than the encoder's window are read in pieces
-    of 28 s. Raises AudioError for an empty or non-finite waveform.
+    They are on the encoder's device. Longer waveforms are read in pieces of PIECE_SECONDS. Raises
+    AudioError for an empty or non-finite waveform.
     """
     ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
-    size = int(MAX_SECONDS - 1) * ENCODER_SAMPLE_RATE
+    size = PIECE_SECONDS * ENCODER_SAMPLE_RATE
     pieces = [wave[start : start + size] for wave in ready for start in range(0, len(wave), size)]
     states = (
         torch.from_numpy(one) if isinstance(one, np.ndarray) else one

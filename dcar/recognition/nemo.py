@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError
-from dcar.recognition.base import batches, to_recognizer_rate
+from dcar.recognition.base import batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import identified
 from dcar.sources.packages import pip_extra
@@ -112,9 +113,12 @@ class NemoTransducerRecognizer(_Nemo):
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
-        texts = [""] * len(waves)
+        return in_windows(self._read, waves, sample_rate)
+
+    def _read(self, windows: list[np.ndarray]) -> list[str]:
+        texts = [""] * len(windows)
         with torch.inference_mode():
-            for indices, (encoded, frames) in self._outputs(waves, sample_rate):
+            for indices, (encoded, frames) in self._outputs(windows, ENCODER_SAMPLE_RATE):
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
                     encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
                 )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.recognition.base import batches, to_recognizer_rate
+from dcar.recognition.base import batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import from_hub, identified
 from dcar.sources.packages import moonshine_files, whisper_base_dir
@@ -35,7 +35,9 @@ class _OneByOne(ABC):
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
-        return [self._transcribe(to_recognizer_rate(wave, sample_rate)) for wave in waves]
+        return in_windows(
+            lambda parts: [self._transcribe(part) for part in parts], waves, sample_rate
+        )
 
     @abstractmethod
     def _transcribe(self, wave: np.ndarray) -> str:
@@ -137,14 +139,11 @@ class WhisperRecognizer(_OneByOne):
 
 
 class WhisperHFRecognizer:
-    """Whisper in transformers: greedy, English, without timestamps, in batches of windows; longer
-    audio is cut every 30 s.
+    """Whisper in transformers: greedy, English, without timestamps, in batches of windows.
 
     The number of text tokens is capped by duration (8 per second + 8), because on noise the model
     would invent text without end. float32 on a CPU, float16 on a GPU.
     """
-
-    window_seconds = 30
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
@@ -164,10 +163,10 @@ class WhisperHFRecognizer:
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
-        size = self.window_seconds * ENCODER_SAMPLE_RATE
-        ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
-        starts = [(i, start) for i, wave in enumerate(ready) for start in range(0, len(wave), size)]
-        windows = [ready[i][start : start + size] for i, start in starts]
+        return in_windows(self._in_batches, waves, sample_rate)
+
+    def _in_batches(self, windows: list[np.ndarray]) -> list[str]:
+        """Return the texts of windows at 16 kHz of at most 30 s."""
         texts = [""] * len(windows)
         # windows of similar length have texts of similar length, so few rows wait for a longer one
         order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
@@ -177,10 +176,7 @@ class WhisperHFRecognizer:
                 rows, self._transcribe_windows([windows[i] for i in rows]), strict=True
             ):
                 texts[row] = text
-        parts: list[list[str]] = [[] for _ in waves]
-        for (i, _), text in zip(starts, texts, strict=True):
-            parts[i].append(text)
-        return [" ".join(filter(None, of_wave)) for of_wave in parts]
+        return texts
 
     def _transcribe_windows(self, windows: list[np.ndarray]) -> list[str]:
         """Return the texts of windows of at most 30 s, transcribed in one batch."""

@@ -1,11 +1,14 @@
-"""Location of the speech in a recording, so that a prompt is not taken from its silence.
+"""Location of the speech in a recording, so that a prompt is not taken from its silence, and long
+recordings are transcribed in windows that begin and end in pauses.
 
 Speech is found by voiced frames, which room noise lacks however loud it is; 0.2 s around each
-voiced frame count as speech, for consonants and short pauses.
+voiced frame count as speech, for consonants and short pauses. A hum is voiced too, but moves
+neither in pitch nor in level.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,11 @@ EDGE_SECONDS = 0.5
 stay unchanged."""
 ENOUGH = 0.9
 """Share of the best stretch's speech from which a stretch counts as equally good."""
+STEADY_FRAMES = FRAME_RATE // 2
+STEADY_PITCH = 0.03
+STEADY_DECIBELS = 2.0
+"""A hum is what moves less than this in pitch (log F0; half a semitone) and in level for half a
+second. Voiced speech of the starter corpus always moves by 3.4 dB or more."""
 _BLOCK = 20 * SAMPLE_RATE
 """Samples whose pitch is tracked at once, so that long recordings need no more memory."""
 
@@ -61,12 +69,81 @@ def find_speech(
 
 def speech_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return True for each frame of a recording [samples] that is speech, bool [F] at 100 Hz:
-    within 0.2 s of a voiced frame that is at most 30 dB below the loudest one."""
+    within 0.2 s of a frame of `voiced_frames`."""
+    return _widened(voiced_frames(wave, sample_rate), FRAME_RATE // 5)
+
+
+def voiced_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
+    """Return True for each voiced frame of a recording [samples] that is no hum and at most 30 dB
+    below the loudest one, bool [F] at 100 Hz."""
     signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
-    voiced = torch.cat([track_f0(block)[1] for block in signal.split(_BLOCK)]).numpy()
-    level = signal[: len(voiced) * FRAME_HOP].view(-1, FRAME_HOP).square().mean(1).sqrt().numpy()
-    voiced &= level > 0.03 * level[voiced].max(initial=0)
-    return _widened(voiced, FRAME_RATE // 5)
+    log_f0, voiced = _pitch(signal)
+    frames = signal[: len(voiced) * FRAME_HOP].view(-1, FRAME_HOP)
+    power = frames.square().mean(1).numpy()
+    hum = voiced & _steady(log_f0, power)
+    if hum.any():
+        # without it, because pitches far from those of most frames count as errors
+        voiced = _pitch((frames * ~torch.from_numpy(hum)[:, None]).flatten())[1]
+    level = np.sqrt(power)
+    return voiced & (level > 0.03 * level[voiced].max(initial=0))
+
+
+def _pitch(signal: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return log F0 [F] and voiced frames, bool [F], of a waveform at 24 kHz (`track_f0`)."""
+    tracks = [track_f0(block) for block in signal.split(_BLOCK)]
+    log_f0, voiced = (torch.cat(parts).numpy() for parts in zip(*tracks, strict=True))
+    return log_f0, voiced
+
+
+def _steady(log_f0: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """Return True for each frame [F] within half a second in which neither the pitch nor the level
+    moves, averaged over 0.1 s."""
+    if len(log_f0) < STEADY_FRAMES:
+        return np.zeros(len(log_f0), bool)
+    width = FRAME_RATE // 10
+    averaged = np.convolve(np.pad(power, width // 2, mode="edge"), np.ones(width) / width, "same")
+    decibels = 10 * np.log10(averaged[width // 2 :][: len(power)] + 1e-12)
+    still = [
+        np.ptp(np.lib.stride_tricks.sliding_window_view(track, STEADY_FRAMES), axis=1) < most
+        for track, most in ((log_f0, STEADY_PITCH), (decibels, STEADY_DECIBELS))
+    ]
+    return np.convolve(still[0] & still[1], np.ones(STEADY_FRAMES)) > 0.5
+
+
+def windows(wave: np.ndarray, sample_rate: int, seconds: float) -> list[np.ndarray]:
+    """Return the speech of a recording [samples] in windows of at most `seconds`, for recognisers
+    that were trained on such; the whole recording if it is no longer.
+
+    Each window but the last ends in the longest pause of its second half. Silence of more than
+    EDGE_SECONDS at either end of a window is left out, and so are windows without speech.
+    """
+    size = int(seconds * FRAME_RATE)
+    if len(wave) <= seconds * sample_rate:
+        return [wave]
+    voiced = voiced_frames(wave, sample_rate)
+    if not voiced.any():  # whispered, or no speech at all
+        voiced[:] = True
+    ends = [0]
+    while len(voiced) - ends[-1] > size:
+        half = ends[-1] + size // 2
+        ends.append(half + _longest_pause(voiced[half : ends[-1] + size]))
+    found, edge = [], int(EDGE_SECONDS * FRAME_RATE)
+    for start, end in itertools.pairwise([*ends, len(voiced) + 1]):
+        if len(frames := start + np.flatnonzero(voiced[start:end])):
+            first, last = max(start, frames[0] - edge), min(end, frames[-1] + 1 + edge)
+            found.append(wave[first * sample_rate // FRAME_RATE : last * sample_rate // FRAME_RATE])
+    return found
+
+
+def _longest_pause(voiced: np.ndarray) -> int:
+    """Return the middle of the longest run of false frames in `voiced`, its length if there is
+    none."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], voiced, [True]))))
+    starts, ends = edges[::2], edges[1::2]
+    if not len(starts):
+        return len(voiced)
+    longest = (ends - starts).argmax()
+    return int(starts[longest] + ends[longest]) // 2
 
 
 def without_silence(wave: np.ndarray, sample_rate: int) -> np.ndarray:

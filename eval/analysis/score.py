@@ -36,7 +36,7 @@ from dcar.config import check, load_config, setting
 from dcar.config.commands import DeviceSettings
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
-from dcar.corpus.rows import READ
+from dcar.corpus.rows import READ, first_file
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.recognition.base import Recognizer
@@ -136,7 +136,9 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
             if not isinstance(text, str):
                 raise TypeError(f"the text is {text!r}")
             yield Item(
-                file.parent / audio, text, str(file.parent / prompt) if prompt else config.prompt
+                first_file([file.parent / audio]),
+                text,
+                str(first_file([file.parent / prompt])) if prompt else config.prompt,
             )
         except (KeyError, TypeError) as error:
             raise DataError(

@@ -1,5 +1,6 @@
 """Folders of recordings with texts beside them, tables with a header, recordings without a text."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,42 @@ def test_tables_with_a_header(folder, table: str):
             ("three", "", "B"),
         ]
         assert [Path(str(u.audio)).exists() for u in rows] == [True, True]
+
+
+@pytest.mark.parametrize("ending", ["csv", "txt"])
+def test_columns_are_known_by_their_usual_names_and_others_are_named(folder, caplog, ending):
+    """Two speakers once were one, in silence; as .txt the table was a text without a recording."""
+    (folder / f"metadata.{ending}").write_text(
+        "audio_file|text|speaker_name|emotion_name\n"
+        "anna/one.wav|One.|Anna|calm\nbob/one.mp3|Two.|Bob|calm\n"
+    )
+    rows, problems = read_corpus("folder", folder)
+    assert problems == [] and [(u.text, u.speaker) for u in rows] == [
+        ("One.", "Anna"),
+        ("Two.", "Bob"),
+    ]
+    assert f"metadata.{ending}: columns that are not used: emotion_name" in caplog.text
+    assert "speaker_name" not in caplog.text
+
+
+def test_accents_of_two_forms_are_the_same_name(tmp_path):
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    for folder, recording, text in (("a", composed, apart), ("b", apart, composed)):
+        (tmp_path / folder).mkdir()
+        sf.write(tmp_path / folder / f"{recording}.wav", tone(1.0), 24_000)
+        (tmp_path / folder / f"{text}.txt").write_text("One.")
+        rows, problems = read_corpus("folder", tmp_path / folder)
+        assert problems == [] and [(u.id, u.text) for u in rows] == [(composed, "One.")]
+    (tmp_path / "list.csv").write_text(
+        f"audio,text,speaker\na/{apart}.wav,One.,{apart}\nb/{composed}.wav,Two.,{composed}\n"
+    )
+    rows, problems = read_corpus("folder", tmp_path / "list.csv")
+    assert problems == [] and {u.speaker for u in rows} == {composed}
+    assert all(Path(str(u.audio)).exists() for u in rows)
+    line = {"id": "u", "audio": f"a/{apart}.wav", "text": "One.", "speaker": "s", "mood": "calm"}
+    (tmp_path / "list.jsonl").write_text(json.dumps(line))
+    [row], _ = read_corpus("jsonl", tmp_path / "list.jsonl")
+    assert Path(str(row.audio)).exists()
 
 
 @pytest.mark.parametrize(("separator", "ending"), [("\t", "tsv"), ("|", "csv")])

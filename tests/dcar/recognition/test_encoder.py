@@ -67,7 +67,7 @@ def test_a_waveform_says_much_the_same_at_another_rate():
 def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
     whisper, wave = WhisperEncoder(), noise(3.5, 3)
     [whole] = encoder_states(whisper, [wave], RATE)
-    monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
+    monkeypatch.setattr(encoder, "PIECE_SECONDS", 2)
     states, short = encoder_states(whisper, [wave, wave[:8000]], RATE)
     assert len(states) == state_count(len(wave)) == 175 and len(short) == 25
     assert np.array_equal(

@@ -8,11 +8,13 @@ import pytest
 from tones import noise
 
 from dcar.audio import load_audio
+from dcar.corpus.read import load_corpus
 from dcar.errors import AudioError
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.pretrained import MoonshineRecognizer
 from dcar.sources.shipped import ASSETS
+from dcar.text.wer import word_errors
 from dcar.voices.encoder import SpeakerEncoder
 
 
@@ -49,6 +51,18 @@ def test_moonshine_does_not_hear_a_number_where_speech_begins_at_once():
     ]
     judge.silence_seconds = 0.0
     assert judge.transcribe([wave], rate)[0].startswith("1.")
+
+
+def test_a_long_recording_is_transcribed_in_windows():
+    """As one window, such recordings once made 100 words of errors in a loop."""
+    rows = [u for u in load_corpus("starter") if u.speaker == "af_heart"][:12]
+    waves = [u.load()[0] for u in rows]
+    rate = rows[0].load()[1]
+    waves.insert(4, np.zeros(13 * rate, np.float32))
+    whole, text = np.concatenate(waves), " ".join(u.text for u in rows)
+    assert len(whole) > 50 * rate
+    [found] = load_recognizer("moonshine").transcribe([whole], rate)
+    assert word_errors(text, found).rate < 0.05
 
 
 def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():

@@ -7,7 +7,10 @@ change of `lengths` rolls back, and `gather` keeps the accepted path of a tree."
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +84,31 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, where)[:, 0]
 
 
+class CacheStorage:
+    """Memory for the keys and values of caches of one decoder that are never in use at the same
+    time: each begins at its beginning.
+
+    If a cache needs more than there is, the memory is replaced, and every one of `users` is asked
+    to `release` its cache before.
+    """
+
+    def __init__(self) -> None:
+        self.users: WeakSet[Any] = WeakSet()
+        self._layers: list[Tensor] = []  # flat
+
+    def tensors(
+        self, layers: int, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype
+    ) -> list[Tensor]:
+        """Return a tensor of this shape for each layer."""
+        size = math.prod(shape)
+        if not self._layers or len(self._layers[0]) < size:
+            self._layers = []
+            for user in self.users:
+                user.release()
+            self._layers = [torch.zeros(size, device=device, dtype=dtype) for _ in range(layers)]
+        return [layer[:size].view(shape) for layer in self._layers]
+
+
 class KVCache:
     """Keys and values of every layer for a ragged batch, preallocated.
 
@@ -107,12 +135,12 @@ class KVCache:
         prefix_lengths: Tensor | None = None,
         device=None,
         dtype=torch.float32,
+        storage: CacheStorage | None = None,
     ):
         self.row_columns = prefix + capacity
-        self.kv = [
-            torch.zeros(batch * self.row_columns, 2, heads, head_dim, device=device, dtype=dtype)
-            for _ in range(layers)
-        ]
+        shape = batch * self.row_columns, 2, heads, head_dim
+        storage = CacheStorage() if storage is None else storage
+        self.kv = storage.tensors(layers, shape, device=device, dtype=dtype)
         self.prefix = prefix
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         self.prefix_lengths = zeros if prefix_lengths is None else prefix_lengths
@@ -194,15 +222,17 @@ class KVCache:
         start [B]: speech position of the first of the new columns; path [B, L]: offsets from start,
         ascending.
         """
-        width, device = self.row_columns, path.device
-        row = torch.arange(0, self.batch * width, width, device=device)[:, None]
-        first = self.prefix + start[:, None]
-        target = first + torch.arange(path.shape[1], device=device)
-        sources, targets = (
-            (row + column.clamp(max=width - 1)).view(-1) for column in (first + path, target)
-        )
+        sources = self.index(start[:, None] + path)
+        targets = self.index(start[:, None] + torch.arange(path.shape[1], device=path.device))
         for layer in self.kv:
             layer.index_put_((targets,), layer.index_select(0, sources))
+
+    def index(self, positions: Tensor) -> Tensor:
+        """Return the indices [B n] into `kv` of speech positions [B, n]; those beyond the capacity
+        are taken to be the last one."""
+        width = self.row_columns
+        first = torch.arange(0, self.batch * width, width, device=positions.device)
+        return (first[:, None] + (self.prefix + positions).clamp(max=width - 1)).view(-1)
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
         """Make rows [R] copies of the rows [R] of another cache, which is no wider than this

@@ -1,7 +1,8 @@
 """Decoding: one step for every method, and the chunk-wise methods that need no verification."""
 
 from dcar.decoding.chunks import ChunkRule, FixedChunk, RandomChunk
-from dcar.decoding.engine import Engine, Progress, decode
+from dcar.decoding.engine import Engine, Progress
+from dcar.decoding.kept import decode
 from dcar.decoding.policy_chunk import PolicyChunk
 from dcar.decoding.records import Decision, DecodeResult, Prompt
 from dcar.decoding.state import BatchState

@@ -1,10 +1,10 @@
 """Decoding of utterances: admit them into the rows of a `BatchState`, call the step, look which
 rows have finished.
 
-`decode` decodes a list of prompts. An `Engine` does so repeatedly with the same buffers (and CUDA
-graphs), and yields tokens while they are decoded. Rows that finish are replaced by waiting
-utterances, whatever the method. A GPU never waits for the host: while it runs a step, the host
-looks at what the step before it reported, and queues the next one.
+An `Engine` decodes lists of prompts with the same buffers (and CUDA graphs), and yields tokens
+while they are decoded; `decode` of kept.py is a function for one list. Rows that finish are
+replaced by waiting utterances, whatever the method. A GPU never waits for the host: while it runs a
+step, the host looks at what the step before it reported, and queues the next one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from dcar.decoding.transfers import HostCopy
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys
+from heads.layers import CacheStorage
 
 QUEUED = 1
 """Number of steps that are queued after the one that the host looks at, so that a GPU always has
@@ -119,9 +120,11 @@ class Engine:
         record_hidden: bool = False,
         graphs: bool | None = None,
         compile: bool = False,
+        storage: CacheStorage | None = None,
     ):
         """Prepare the engine. record_hidden: results include the hidden states of all consumed
-        positions; graphs: CUDA graphs (None = on a GPU); compile: `torch.compile` the step as a
+        positions; storage: of keys and values, shared with engines that never run at the same time;
+        graphs: CUDA graphs (None = on a GPU); compile: `torch.compile` the step as a
         whole."""
         self.reader = reader_of(model)
         self.method = method
@@ -138,6 +141,9 @@ class Engine:
         self._step: Callable[[BatchState, Method], None] = (
             torch.compile(step, fullgraph=True) if compile else step
         )
+        self._storage = storage
+        if storage is not None:
+            storage.users.add(self)
         self._state: BatchState | None = None
         self._room = 0, 0  # speech positions and text units of a row
         # of `seconds`; time.process_time on a busy CPU
@@ -250,8 +256,7 @@ class Engine:
                 others = text + self.width + self.method.draft_length
                 need = round_up(need + others, COLUMN_BLOCK) - others
             self._room = need, text
-            self._state = None  # the old and the new buffers need not fit side by side
-            self.graphs.reset()
+            self.release()  # the old and the new buffers need not fit side by side
             try:
                 self._state = BatchState(
                     self.reader,
@@ -264,6 +269,7 @@ class Engine:
                     streams=self.method.streams,
                     record_hidden=self.record_hidden,
                     eager=self.eager,
+                    storage=self._storage,
                 )
             except ValueError as error:
                 raise EngineError(f"{error}; lower max_tokens") from error
@@ -272,6 +278,11 @@ class Engine:
         self._state.alive.zero_()
         self.method.refresh(self._state)
         return self._state
+
+    def release(self) -> None:
+        """Give the buffers and graphs back until the next run."""
+        self._state = None
+        self.graphs.reset()
 
     def _admit(
         self,
@@ -321,7 +332,7 @@ class Engine:
             self.graphs.run(
                 (view.rows, view.longest, view.forbids),
                 partial(self._reported_step, view),
-                partial(view.changing, self.method.tree is not None),
+                partial(view.save, self.method.tree is not None),
             )
         else:
             self._reported_step(view)
@@ -456,47 +467,3 @@ class Engine:
 def _ordinary(tensor: Tensor) -> Tensor:
     """Return a copy that is not an inference tensor."""
     return torch.empty_like(tensor).copy_(tensor)
-
-
-def decode(
-    model: AnyDecoder | Reader,
-    prompts: Sequence[Prompt],
-    method: Method,
-    sampling: SamplingConfig,
-    *,
-    seed: int = 0,
-    group_size: int = 1,
-    common_random_numbers: bool = False,
-    record_hidden: bool = False,
-    batch_size: int = 32,
-) -> list[DecodeResult]:
-    """Decode every prompt `group_size` times. Return results in the order of the prompts, members
-    of a group adjacent.
-
-    Args:
-        model: decoder in eval mode; its device and dtype are used.
-        method: proposes and keeps tokens (a `ChunkRule`, or a verifier of `eval`).
-        seed: with it, every draw is addressed by utterance id, member of the group, and position.
-        common_random_numbers: give the members of a group common random numbers for tokens; sizes
-            keep their own.
-        record_hidden: return the hidden states of all consumed positions, on the model's device,
-            and the features that decisions after the draw read: ordinary tensors, on which a
-            policy can be trained.
-        batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
-
-    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been
-    decoded then. Raises DistributionError if the model returns no distribution for some token; its
-    `finished` are the utterances that were complete.
-    """
-    if not prompts:
-        return []
-    engine = Engine(
-        model,
-        method,
-        sampling,
-        min(batch_size, len(prompts)) * group_size,
-        record_hidden=record_hidden,
-    )
-    return engine.decode(
-        prompts, seed=seed, group_size=group_size, common_random_numbers=common_random_numbers
-    )

@@ -4,12 +4,11 @@ Python."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
 
 from dcar.errors import EngineError
 
@@ -68,20 +67,19 @@ class StepGraphs:
         self._graphs.clear()
 
     def run(
-        self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]
+        self, key: Hashable, step: Callable[[], None], save: Callable[[], Callable[[], None]]
     ) -> None:
-        """Run the step. `changing` returns the tensors that it changes; the warm-up executes the
-        step, so they are restored before the capture. A replay does not ask for them."""
+        """Run the step. The warm-up before a capture executes it: `save` saves what it changes,
+        and returns a function that restores that. A replay does not ask for it."""
         current = torch.cuda.current_stream(self.device)
         if (current, key) not in self._graphs:
             with capture_lock:
-                self._graphs[current, key] = self._capture(step, changing(), current)
+                self._graphs[current, key] = self._capture(step, save(), current)
         self._graphs[current, key].replay()
 
     def _capture(
-        self, step: Callable[[], None], state: Sequence[Tensor], current: torch.cuda.Stream
+        self, step: Callable[[], None], restore: Callable[[], None], current: torch.cuda.Stream
     ) -> torch.cuda.CUDAGraph:
-        saved = [t.clone() for t in state]
         if self.device not in _capture_streams:
             _capture_streams[self.device] = torch.cuda.Stream(self.device)
         stream, pool = _capture_streams[self.device], _pools.setdefault(current, CapturePool())
@@ -89,8 +87,7 @@ class StepGraphs:
         with torch.cuda.stream(stream):
             for _ in range(2):
                 step()
-                for tensor, value in zip(state, saved, strict=True):
-                    tensor.copy_(value)
+                restore()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:

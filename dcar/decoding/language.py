@@ -22,7 +22,7 @@ from dcar.decoding.columns import CausalMask, Columns, columns_of
 from dcar.decoding.reader import Layout, Reader
 from dcar.model.backbones.cosyvoice_lm import CosyVoiceLM, Distances, sinusoids
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, text_prefix
-from heads.layers import KVCache
+from heads.layers import CacheStorage, KVCache
 
 REACH = 8192
 """Maximum number of positions of a row, text and speech together, that the tables cover."""
@@ -167,7 +167,9 @@ class LanguageReader(Reader):
         self._layers = layers(model.backbone, self.device, self.dtype)
         self._causal = CausalMask(self.device, self.dtype)
 
-    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+    def new_cache(
+        self, rows: int, text: int, capacity: int, storage: CacheStorage | None = None
+    ) -> KVCache:
         config = self.config
         return KVCache(
             config.num_layers,
@@ -178,6 +180,7 @@ class LanguageReader(Reader):
             prefix=text,
             device=self.device,
             dtype=self.dtype,
+            storage=storage,
         )
 
     def text_room(self, units: int) -> int:

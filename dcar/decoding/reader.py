@@ -24,7 +24,7 @@ from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_posi
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
 from heads.chunk_scorer import ChunkScorer, LogRatios
-from heads.layers import KVCache
+from heads.layers import CacheStorage, KVCache
 
 Layout = tuple[Tensor, Tensor]
 """Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m]
@@ -48,9 +48,11 @@ class Reader:
     heads: Callable[..., Tensor]
     """Return logits of hidden states; see `PredictionHeads.logits`."""
 
-    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+    def new_cache(
+        self, rows: int, text: int, capacity: int, storage: CacheStorage | None = None
+    ) -> KVCache:
         """Make an empty cache with room for `text` columns of text and `capacity` speech
-        positions in each row."""
+        positions in each row, in this storage or its own."""
         raise NotImplementedError
 
     def text_room(self, units: int) -> int:
@@ -112,7 +114,9 @@ class CARReader(Reader):
                 rotary.cover(-model.speech_rotary.reach, model.speech_rotary.reach - 1)
         self._causal = CausalMask(self.device, self.dtype)
 
-    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+    def new_cache(
+        self, rows: int, text: int, capacity: int, storage: CacheStorage | None = None
+    ) -> KVCache:
         heads = self.config.num_attention_heads
         return KVCache(
             len(self.stack.layers),
@@ -123,6 +127,7 @@ class CARReader(Reader):
             prefix=text,
             device=self.device,
             dtype=self.dtype,
+            storage=storage,
         )
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from dcar.decoding.reader import Reader
 from dcar.decoding.transfers import HostCopy, to_device
 from dcar.repetition import histories
 from dcar.sampling import SamplingConfig, sample, shifted, uniform
-from heads.layers import KVCache
+from heads.layers import CacheStorage, KVCache
 
 LOGGED = ("emitted", "proposed", "accepted", "sizes", "chosen")
 """Integers that are logged for every pass."""
@@ -67,10 +67,12 @@ class BatchState:
         streams: Sequence[str] = (),
         record_hidden: bool = False,
         eager: bool = True,
+        storage: CacheStorage | None = None,
     ):
         """Allocate the buffers. width: maximum number of tokens that a round emits;
         draft_length: positions that a pass reads after the pending ones; keeps_probs: the
-        drafted tokens have distributions; streams: of the random numbers that are looked up."""
+        drafted tokens have distributions; streams: of the random numbers that are looked up;
+        storage: of keys and values, if it is shared."""
         self.reader = reader
         self.sampling = sampling
         self.eager = eager
@@ -78,7 +80,7 @@ class BatchState:
         self.width = width
         self.draft_length = draft_length
         device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
-        self.cache = reader.new_cache(rows, text, capacity + width + draft_length)
+        self.cache = reader.new_cache(rows, text, capacity + width + draft_length, storage)
         self.cache.eager = eager
         reader.cover(self.cache)
         self.caches: dict[str, KVCache] = {}
@@ -157,6 +159,7 @@ class BatchState:
         `longest` speech positions, and in which EOS may be forbidden or not."""
         if rows not in self._first:
             self._first[rows] = self._each(lambda tensor: tensor[:rows])
+            self._first[rows]._first = {}  # no cycle: memory is freed with the last reference
         view = copy.copy(self._first[rows])
         view.longest = longest
         view.forbids = forbids
@@ -255,10 +258,11 @@ class BatchState:
         """Copy row `source` to row `target`."""
         self._each(lambda tensor: tensor[target : target + 1].copy_(tensor[source : source + 1]))
 
-    def changing(self, trees: bool) -> list[Tensor]:
-        """Return the tensors that a step changes, so that it cannot be run twice. Tokens and
-        logs are only ever written ahead, and so are keys and values, unless drafts are trees."""
-        return [
+    def save(self, trees: bool) -> Callable[[], None]:
+        """Save what a step changes, so that it can be run again. Return a function that restores
+        it. Tokens and logs are only ever written ahead, and so are keys and values, but the path
+        through a drafted tree is moved."""
+        changing = [
             self.positions,
             self.remaining,
             self.passes,
@@ -271,8 +275,19 @@ class BatchState:
             self.states,
             *self.own.values(),
             *(cache.lengths for cache in (self.cache, *self.caches.values())),
-            *(self.cache.kv if trees else []),
         ]
+        saved = [tensor.clone() for tensor in changing]
+        drafted = torch.arange(self.draft_length if trees else 0, device=self.alive.device)
+        columns = self.cache.index(self.cache.lengths[:, None] + drafted)
+        kept = [layer[columns] for layer in self.cache.kv]
+
+        def restore() -> None:
+            for tensor, value in zip(changing, saved, strict=True):
+                tensor.copy_(value)
+            for layer, values in zip(self.cache.kv, kept, strict=True):
+                layer[columns] = values
+
+        return restore
 
     # --- what methods ask for ---------------------------------------------------------------------
 

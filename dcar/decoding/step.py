@@ -12,8 +12,9 @@ where reading is free, widths follow the data (`BatchState.most`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,12 @@ class Method:
         heads. Raises ConfigError if there are too few."""
         return 1
 
+    def key(self) -> Hashable:
+        """Return what a captured step of the method depends on: its class and settings, models and
+        tensors by identity. Methods with the same key can take turns in an engine."""
+        settings = ((name, by_value(value)) for name, value in vars(self).items() if name != "name")
+        return type(self), *settings
+
     def start(self, state: BatchState) -> None:
         """Allocate the method's data for each row, once for a state. Raises ConfigError if the
         decoder does not fit."""
@@ -88,6 +95,13 @@ class Method:
     ) -> None:
         """Process the hidden states [B, m, D] of a pass, of which counts [B] are new (those of
         `real_positions`, if given), before the cache moves on."""
+
+
+def by_value(value: Any) -> Hashable:
+    """Return a setting if it is a plain value, or its identity."""
+    if isinstance(value, list | tuple):
+        return tuple(by_value(part) for part in value)
+    return value if value is None or isinstance(value, int | float | str | range) else id(value)
 
 
 @dataclass

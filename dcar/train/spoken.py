@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerState
 
-from dcar.decoding import FixedChunk, decode
+from dcar.decoding import Engine, FixedChunk
 from dcar.errors import CheckpointError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
@@ -37,6 +37,7 @@ from dcar.vocoder.voicing import voice
 logger = logging.getLogger(__name__)
 
 RECORD = "spoken.json"
+DECODER_BATCH = 16
 VOCODER_BATCH = 8
 
 
@@ -79,14 +80,10 @@ class SpokenJudge:
         training = model.training
         model.eval()
         try:
-            results = decode(
-                model,
-                self.items,
-                FixedChunk(size, f"car-{size}"),
-                self.settings.sampling,
-                seed=self.seed,
-                batch_size=16,
-            )
+            # not `decode`, which would keep the buffers while the decoder is trained
+            method, rows = FixedChunk(size, f"car-{size}"), min(DECODER_BATCH, len(self.items))
+            engine = Engine(model, method, self.settings.sampling, rows)
+            results = engine.decode(self.items, seed=self.seed)
         finally:
             model.train(training)
         waves = voice(

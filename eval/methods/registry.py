@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 from dcar.decoding import (
     DecodeResult,
-    Engine,
     FixedChunk,
     Method,
     PolicyChunk,
     Prompt,
     RandomChunk,
+    decode,
 )
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy
@@ -101,19 +101,14 @@ class Entry:
     method: Method
     identity: Identity
     sampling: SamplingConfig = UNCHANGED
-    _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def decode(
         self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32
     ) -> list[DecodeResult]:
-        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as
-        many rows; on a CPU only those of a single row, because those of a batch save no time
-        there and a comparison has many methods."""
-        rows = min(batch_size, len(prompts))
-        engine = self._engines.get(rows) or Engine(self.decoder, self.method, self.sampling, rows)
-        if rows == 1 or not engine.eager:
-            self._engines[rows] = engine
-        return engine.decode(prompts, seed=seed)
+        """See `dcar.decoding.decode`."""
+        return decode(
+            self.decoder, prompts, self.method, self.sampling, seed=seed, batch_size=batch_size
+        )
 
     def sampled(self, own: Mapping[str, Any], sampling: SamplingConfig) -> Entry:
         """Return the same method with its own sampling. own: the settings of it that its name

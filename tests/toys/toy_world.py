@@ -22,7 +22,7 @@ from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from heads.layers import KVCache
+from heads.layers import CacheStorage, KVCache
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
 CODES, END = 24, 24
@@ -117,9 +117,11 @@ class ToyDecoder(nn.Module, Reader):
         self.register_buffer("following", following)
         self.heads = ToyHeads(features, probs)
 
-    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+    def new_cache(
+        self, rows: int, text: int, capacity: int, storage: CacheStorage | None = None
+    ) -> KVCache:
         """Return a cache that holds, for each position, the number of the state after it."""
-        return KVCache(1, rows, 1, capacity, 1)
+        return KVCache(1, rows, 1, capacity, 1, storage=storage)
 
     def text_room(self, units: int) -> int:
         return 0

@@ -106,7 +106,17 @@ def test_the_host_waits_for_nothing_and_a_finished_row_for_one_step(device, name
 def test_what_cannot_be_captured_says_what_to_switch_off(device):
     count = torch.zeros(1).to(device)
     with pytest.raises(EngineError, match="(?s)capturing.*graphs=false"):
-        StepGraphs(True, device).run("a", lambda: bool(count > 0), lambda: [])
+        StepGraphs(True, device).run("a", lambda: bool(count > 0), lambda: list)
+
+
+def saved(tensor):
+    """Return what saves a tensor for the warm-up of a capture."""
+
+    def save():
+        before = tensor.clone()
+        return lambda: tensor.copy_(before)
+
+    return save
 
 
 def test_captures_of_two_threads_follow_one_another(device):
@@ -119,7 +129,7 @@ def test_captures_of_two_threads_follow_one_another(device):
 
         graphs = StepGraphs(True, device)
         together.wait()
-        graphs.run("key", step, lambda: [])
+        graphs.run("key", step, lambda: list)
 
     threads = [threading.Thread(target=work, args=[name]) for name in "ab"]
     for thread in threads:
@@ -143,7 +153,7 @@ def test_graphs_of_a_stream_share_a_pool_which_is_not_used_again_once_all_are_fr
     count = torch.zeros(1).to(device)
     first, second = StepGraphs(True, device), StepGraphs(True, device)
     for graphs in (first, second, first, second):
-        graphs.run(len(graphs), lambda: count.add_(1), lambda: [count])
+        graphs.run(len(graphs), lambda: count.add_(1), saved(count))
         if len(pools) == 3:
             first.reset()
             gc.collect()
@@ -152,7 +162,7 @@ def test_graphs_of_a_stream_share_a_pool_which_is_not_used_again_once_all_are_fr
     second.reset()
     fake_gpu.replays.clear()
     gc.collect()
-    first.run("again", lambda: count.add_(1), lambda: [count])
+    first.run("again", lambda: count.add_(1), saved(count))
     assert pools[4] is not pools[0]
     assert count.item() == 5
 

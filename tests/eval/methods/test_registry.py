@@ -316,11 +316,3 @@ def test_groups_are_bound_to_the_decoder():
         decoder.speech_embedding.weight.mul_(1.5)
     (other,) = make_methods(["pcg-0.1"], Models(decoder))
     assert other.identity["groups"] != heads.identity["groups"]
-
-
-def test_only_buffers_that_save_time_are_kept(prompts):
-    """A comparison of forty methods held 190 MiB of keys and values for each."""
-    (entry,) = make_methods(["car-2"], Models(tiny_decoder()), SamplingConfig(max_tokens=8))
-    several = entry.decode(prompts, 0)
-    alone = [entry.decode([prompt], 0, batch_size=1)[0] for prompt in prompts]
-    assert [r.tokens for r in several] == [r.tokens for r in alone] and list(entry._engines) == [1]

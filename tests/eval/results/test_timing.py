@@ -23,7 +23,7 @@ def clock(monkeypatch):
             super().__init__(enabled, device)
             self.enabled = True
 
-        def run(self, key, step, changing):
+        def run(self, key, step, save):
             if key not in self._graphs:
                 self._graphs[key] = None
                 captured.append(key)

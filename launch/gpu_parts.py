@@ -91,6 +91,7 @@ def measure_methods(device: str, out: Path) -> list[Row]:
     entries = make_methods(names, models, sampling)
     vocoder = vocoder_for(models.decoder, data, items, "", device)
     records = time_methods(items, vocoder, entries, 0, utterances, out)
+    names = [entry.name for entry in entries]
     first, rows = summarize(records, names[0]), []
     for name in names:
         summary, mine = summarize(records, name), [r for r in records if r["method"] == name]

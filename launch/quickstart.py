@@ -38,10 +38,10 @@ SEVEN_HEADS = [
     "car-7",
     "random-4-5-6-7",
     "dcar@n4",
-    "sd",
-    "ssd-0.4",
-    "vadusa-2",
-    "mtp-viterbi-5",
+    "{method: sd, limit: 24}",
+    "{method: ssd, beta: 0.4, limit: 24}",
+    "{method: vadusa, tau: 2, limit: 24}",
+    "{method: mtp-viterbi, heads: 5, limit: 24}",
 ]
 """Methods of the comparison from scratch; those of compare_starter.yaml are for sixteen heads."""
 OUTPUTS = {
@@ -71,18 +71,19 @@ class QuickstartConfig(OutSettings):
     )
     train_steps: int = setting(
         0,
-        "Steps of stage one, for CAR and FAR each; 0 = 30 from the starter, 300 from scratch.",
+        "Steps of stage one, for CAR and FAR each; 0 = 10 from the starter, 300 from scratch.",
         minimum=0,
     )
     chunk_scorer_steps: int = setting(
         0,
-        "Training steps of the chunk scorer; 0 = 60 from the starter, 150 from scratch.",
+        "Training steps of the chunk scorer; 0 = 20 from the starter, 150 from scratch.",
         minimum=0,
     )
     policy_steps: int = setting(12, "Updates of DCPO, of about 512 rollouts each.", minimum=1)
     limit: int = setting(
-        96,
-        "Utterances of the comparison, from speakers that are not in the training data; 0 = all.",
+        200,
+        "Sentences of the comparison, from speakers that are not in the training data, and hard "
+        "texts, at most; 0 = all.",
         minimum=0,
     )
     processes: int = setting(2, "Number of processes of DCPO and of the comparison.", minimum=1)
@@ -90,8 +91,8 @@ class QuickstartConfig(OutSettings):
     def __post_init__(self):
         check(self)
         gentle = self.start == "starter"
-        self.train_steps = self.train_steps or (30 if gentle else 300)
-        self.chunk_scorer_steps = self.chunk_scorer_steps or (60 if gentle else 150)
+        self.train_steps = self.train_steps or (10 if gentle else 300)
+        self.chunk_scorer_steps = self.chunk_scorer_steps or (20 if gentle else 150)
 
 
 def computes_bfloat16() -> bool:
@@ -123,7 +124,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
     def gently(*settings: str) -> list[str]:
         """Return settings for continuing from shipped weights, which keep what the end of their
         training gained."""
-        return [*settings, "warmup_steps=10"] if from_starter else []
+        return [*settings, "warmup_steps=5"] if from_starter else []
 
     values = {
         **vars(config),

@@ -20,6 +20,8 @@ from dcar.storage import text_lines
 from dcar.text.phonemes import normalize_text, text_to_ids
 
 LISTS = {"hard": "hard_texts", "short": "short_texts"}  # names of the lists that ship
+SPLIT = "split"  # name of the sentences of a split, which have recordings
+TITLES = {SPLIT: "sentences", "hard": "hard texts", "short": "short texts"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,18 @@ class ListedText:
     text: str  # spoken form, with which a transcript is compared
     text_ids: tuple[int, ...]
     category: str = ""
+
+
+def name_and_limit(texts: str) -> tuple[str, int]:
+    """Return the name of a set of texts and the number of those to use: "hard:100", or "hard" for
+    all (0)."""
+    name, _, limit = texts.rpartition(":")
+    return (name, int(limit)) if name and limit.isdecimal() else (texts, 0)
+
+
+def title_of(name: str) -> str:
+    """Return a title for a set of texts: that of a shipped one, else the name of the file."""
+    return TITLES.get(name, Path(name).stem)
 
 
 def text_list(source: str | Path) -> Path:

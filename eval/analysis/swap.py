@@ -241,7 +241,11 @@ def measured(
                     "swapped": (sizes > 1).mean(),
                     "swap": Scored(judge, items, swapped, bar).about(scored[UNSWAPPED]),
                 }
-    counts = {name: (row.errors, row.words) for name, row in scored.items()}
+    ids = [item.utterance_id for item in items]
+    counts = {
+        name: dict(zip(ids, zip(row.errors, row.words, strict=True), strict=True))
+        for name, row in scored.items()
+    }
     return {"rows": rows, "equal_speed": equal_speed(rows[1:], counts, "tokens_per_pass")}
 
 

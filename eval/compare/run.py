@@ -14,9 +14,9 @@ result.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,16 @@ from dcar.prepare.prepared import prepared_info
 from dcar.process import own_device, run_claimed
 from dcar.prompts.choose import by_digest, in_turns
 from dcar.prompts.chooser import PromptChooser, with_prompts
-from dcar.prompts.items import make_prompts
+from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
-from dcar.prompts.texts import read_texts, text_list, text_prompts
+from dcar.prompts.texts import (
+    SPLIT,
+    name_and_limit,
+    read_texts,
+    text_list,
+    text_prompts,
+    title_of,
+)
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
@@ -57,22 +64,25 @@ from dcar.vocoder.load import vocoder_identity
 from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tuned import load_tuned
-from eval.methods.registry import load_models, make_methods
+from eval.methods.registry import Entry, load_models, make_methods
 from eval.methods.spec import read_methods
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import Row, by_category, by_length, counts_of, make_rows, power_statement
+from eval.results.rows import by_category, by_length, by_utterance, make_rows, power_statement
 from eval.results.store import (
     RECORDING,
     RESYNTHESIS,
+    Job,
     Maker,
     Record,
     RecordStore,
     Tools,
     by_method,
+    choose_items,
+    chosen_of,
     plan,
     save_opus,
 )
@@ -82,16 +92,21 @@ from eval.scorers.load import load_scorers, load_similarity
 
 logger = logging.getLogger(__name__)
 
+Group = tuple[str, int]
+"""Set of texts and prompt seed: utterances that are decoded with every sampling seed."""
+
 
 @dataclass
 class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, PromptSettings):
     """Settings of a comparison."""
 
     out: str = "runs/compare"
-    texts: str = setting(
-        "",
-        "Texts without recordings, synthesised with the prompts of the split in turn: a file with "
-        "one text per line; hard = the shipped ones.",
+    texts: list[str] = setting(
+        [SPLIT],
+        "Sets of texts, each with its own rows and tests; NAME:N = N texts of it. split = the "
+        "sentences of the split. Texts without recordings are synthesised with the prompts of the "
+        "split in turn: hard, short = the shipped ones, else a file with one text per line. The "
+        "first set is used for references, audio and pictures.",
     )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
@@ -152,14 +167,21 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
 
     def __post_init__(self) -> None:
         check(self)
-        if not (self.methods and self.seeds and self.prompt_seeds):
+        if not (self.methods and self.texts and self.seeds and self.prompt_seeds):
             raise ConfigError(
-                "methods, seeds and prompt_seeds: a comparison needs at least one of each"
+                "methods, texts, seeds and prompt_seeds: a comparison needs at least one of each"
             )
         for name in ("seeds", "prompt_seeds", "scorers"):
             if len(set(given := getattr(self, name))) != len(given):
                 raise ConfigError(f"{name} must differ: {given}")
+        if len(self.limits) != len(self.texts):
+            raise ConfigError(f"texts must differ: {self.texts}")
         read_methods(self.methods)  # raises for an unknown method before anything is loaded
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Number of texts of every set by its name; 0 = all."""
+        return dict(map(name_and_limit, self.texts))
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
@@ -177,21 +199,32 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         dtype=config.dtype,
     )
     whole = split = split_for(models.decoder, config.data, config.split)
-    texts = read_texts(config.texts, text_encoder(config.decoder)) if config.texts else []
-    if texts:
-        rows = in_turns(split, len(texts))
-    else:
+    if SPLIT in config.limits:
         split = with_prompts(whole, f"{config.data}: split {config.split}")
-        columns = split.columns
-        rows = by_digest(columns["digest_rank"], columns["id_rank"], config.limit)
-    chooser, bos = PromptChooser(split, config.prompt_tokens), models.decoder.config.bos
-    items, *others = (
-        make_prompts(split, config.prompt_tokens, seed, bos, rows, chooser)
-        for seed in config.prompt_seeds
-    )
-    if texts:
-        items, *others = (text_prompts(texts, prompts) for prompts in (items, *others))
-    every_item = list(itertools.chain(items, *others))
+    bos = models.decoder.config.bos
+
+    def spoken(name: str, limit: int) -> dict[int, list[PromptItem]]:
+        """Return the utterances of a set of texts by prompt seed."""
+        texts = [] if name == SPLIT else read_texts(name, text_encoder(config.decoder))
+        rows, source = in_turns(whole, len(texts)), whole
+        if name == SPLIT:
+            fewest = min(filter(None, (limit, config.limit)), default=0)
+            columns, source = split.columns, split
+            rows = by_digest(columns["digest_rank"], columns["id_rank"], fewest)
+        chooser = PromptChooser(source, config.prompt_tokens)
+        made = {
+            seed: make_prompts(source, config.prompt_tokens, seed, bos, rows, chooser)
+            for seed in config.prompt_seeds
+        }
+        if name == SPLIT:
+            return made
+        # a text has the same prompt whatever the limit
+        return {s: choose_items(text_prompts(texts, items), limit) for s, items in made.items()}
+
+    sets = {name: spoken(name, limit) for name, limit in config.limits.items()}
+    first, *more = sets
+    items = sets[first][config.prompt_seeds[0]]
+    every_item = [i for by_seed in sets.values() for made in by_seed.values() for i in made]
     recordings = corpus_recordings(config.data)
     # raise now, not at the end, if the corpus is missing
     if config.audio_utterances and items:
@@ -214,14 +247,11 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
             "tokenizer": info.tokenizer.identity,
             "split": config.split,
             **({"own_prompt": left_out} if (left_out := len(whole) - len(split)) else {}),
-            **(
-                {"texts": {"name": config.texts, **digest(text_list(config.texts))}}
-                if config.texts
-                else {}
-            ),
+            "texts": [{"name": name, **digest(text_list(name))} for name in sets if name != SPLIT],
         },
         load_scorers(config.scorers, prompts, device),
-        dict(zip(config.prompt_seeds[1:], others, strict=True)),
+        {seed: sets[first][seed] for seed in config.prompt_seeds[1:]},
+        {name: sets[name] for name in more},
         codebook_of(info.tokenizer, config.data)
         if len(config.prompt_seeds) * len(config.seeds) > 1
         else None,
@@ -253,7 +283,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
         explanations = Explanations(
-            makers[config.prompt_seeds[0]], config.reasons_utterances, out, state.process_index
+            makers[comparison.first], config.reasons_utterances, out, state.process_index
         )
         explanations.note(state.process_index, state.num_processes)
         meeting.wait("decoding, transcribing and recording why chunks end")
@@ -280,8 +310,19 @@ class Comparison:
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
             self.entries = self.tuned.beside(self.entries)
+        # the set of texts and the prompt seed with references, audio and pictures
+        self.first: Group = next(iter(config.limits)), config.prompt_seeds[0]
+        sets = {
+            self.first[0]: {self.first[1]: tools.items, **tools.other_prompts},
+            **tools.more_texts,
+        }
+        self.groups: dict[Group, list[PromptItem]] = {
+            (texts, seed): items
+            for texts, by_seed in sets.items()
+            for seed, items in by_seed.items()
+        }
         # texts of a list have no recordings
-        bounded = config.references and not config.texts
+        bounded = config.references and self.first[0] == SPLIT
         self.references = [RECORDING] if bounded and tools.recording is not None else []
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
@@ -290,9 +331,24 @@ class Comparison:
         self.training = tools.training if with_far else ""
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
-    def make_records(self) -> dict[int, Maker]:
-        """Make the records of this process and return the makers by prompt seed. Only the first
-        prompt seed has references and audio."""
+    def entries_of(self, texts: str) -> list[Entry]:
+        """Return the methods that decode a set of texts: all of them if it is the first, else
+        those without a limit."""
+        return [e for e in self.entries if texts == self.first[0] or not e.limit]
+
+    def _jobs(self, group: Group) -> list[Job]:
+        """Return the jobs of all processes for a group."""
+        return plan(
+            self.groups[group],
+            self.entries_of(group[0]),
+            self.config.seeds,
+            self.config.batch_size,
+            self.references if group == self.first else (),
+        )
+
+    def make_records(self) -> dict[Group, Maker]:
+        """Make the records of this process and return the makers by group. Only the first group
+        has references and audio."""
         config, tools, state = self.config, self.tools, self.state
         store = RecordStore(self.out / "records", state.process_index)
         done = store.read()
@@ -302,32 +358,28 @@ class Comparison:
         # all processes must have read before one writes
         self.meeting.wait("reading the records of earlier runs")
         store.open()
-        first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_utterances)
+        # audio of utterances that every method decodes
+        shared = chosen_of(tools.items, min((e.limit for e in self.entries if e.limit), default=0))
+        kept = [shared[i] for i in spread(len(shared), config.audio_utterances)]
         makers = {
-            seed: Maker(
+            group: Maker(
                 replace(tools, items=items),
                 self.entries,
                 config.seeds,
-                kept if seed == first else (),
+                kept if group == self.first else (),
                 self.out,
                 store,
                 done,
             )
-            for seed, items in {first: tools.items, **tools.other_prompts}.items()
+            for group, items in self.groups.items()
         }
         mine = [
             [
                 job
-                for job in plan(
-                    maker.tools.items,
-                    self.entries,
-                    config.seeds,
-                    config.batch_size,
-                    self.references if seed == first else (),
-                )
+                for job in self._jobs(group)
                 if job.owner % state.num_processes == state.process_index
             ]
-            for seed, maker in makers.items()
+            for group in makers
         ]
         total = sum(len(job.indices) for jobs in mine for job in jobs)
         earlier: list[Record] = []  # an utterance may have the same prompt with several seeds
@@ -347,60 +399,33 @@ class Comparison:
                 earlier += maker.done.values()
         return makers
 
-    def finish(self, makers: dict[int, Maker], explanations: Explanations) -> dict[str, Any]:
+    def finish(self, makers: dict[Group, Maker], explanations: Explanations) -> dict[str, Any]:
         """Time the methods, write tables, pictures and the report, and return the content of
         compare.json."""
-        config, tools, out, names = self.config, self.tools, self.out, self.names
+        config, out = self.config, self.out
         records = self._gather(makers)
         save_config(config, out / "config.yaml")
-        timings: list[dict[str, Any]] = []
-        if config.timing_utterances:
-            with tqdm(
-                total=min(config.timing_utterances, len(tools.items)),
-                desc="3/4 time at batch 1",
-                unit="utt",
-                disable=None,
-            ) as bar:
-                timings = time_methods(
-                    tools.items,
-                    tools.vocoder,
-                    self.entries,
-                    config.seeds[0],
-                    config.timing_utterances,
-                    out,
-                    tools.identity,
-                    bar.update,
-                )
-        with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
-            distances = None if tools.codebook is None else code_distances(tools.codebook)
-            rows = make_rows(
-                records, names, timings, config.resamples, list(tools.scorers), distances
-            )
-            bar.update()
-            samplings = {e.name: e.sampling for e in self.entries}
-            for row in rows:
-                if sampling := samplings.get(row["method"]):
-                    row |= {
-                        "temperature": sampling.temperature,
-                        "top_k": sampling.top_k,
-                        "top_p": sampling.top_p,
-                    }
-            counts = {name: counts_of(spoken) for name, spoken in by_method(records).items()}
-            axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
-            categories = {i.utterance_id: i.category for i in tools.items}
+        sets = list(dict.fromkeys(texts for texts, _ in self.groups))
+        timings = self._time(sets)
+        with tqdm(
+            total=4 + len(sets), desc="4/4 tables, pictures", unit="part", disable=None
+        ) as bar:
+            measured = []
+            for texts in sets:
+                measured.append(self._measured(texts, records[texts], timings[texts]))
+                bar.update()
+            first, *more = measured
             result = {
-                **self._header(rows),
-                "rows": rows,
-                "equal_speed": [
-                    p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)
-                ],
-                "by_length": by_length(records, names, config.resamples),
-                "by_category": by_category(records, names, categories, config.resamples),
+                **self._header(),
+                **first,
+                "by_length": by_length(
+                    records[sets[0]], [r["method"] for r in first["rows"]], config.resamples
+                ),
+                "more_texts": more,
             }
-            bar.update()
             result |= explanations.result(out)
             bar.update()
-            result["samples"] = self._samples(makers[config.prompt_seeds[0]])
+            result["samples"] = self._samples(makers[self.first])
             bar.update()
             samples = [
                 voice["audio"]
@@ -412,36 +437,97 @@ class Comparison:
                 name: digest(out / name) for name in ("records.jsonl", "config.yaml", *samples)
             }
             write_json(out / "compare.json", result)
-            write_text(out / "compare.txt", table_text(rows, result) + "\n")
-            draw_plots(rows, out)
+            write_text(out / "compare.txt", table_text(result) + "\n")
+            bar.update()
+            draw_plots(first["rows"], out)
             if config.report:
                 write_report(out, training_log=config.training_log)
             bar.update()
             return result
 
-    def _gather(self, makers: dict[int, Maker]) -> list[Record]:
+    def _time(self, sets: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Return the timings by set of texts."""
+        config, tools = self.config, self.tools
+        chosen = {texts: self.groups[texts, self.first[1]] for texts in sets}
+        total = sum(min(config.timing_utterances, len(items)) for items in chosen.values())
+        with tqdm(
+            total=total, desc="3/4 time at batch 1", unit="utt", disable=None if total else True
+        ) as bar:
+            return {
+                texts: time_methods(
+                    items,
+                    tools.vocoder,
+                    self.entries_of(texts),
+                    config.seeds[0],
+                    config.timing_utterances,
+                    self.out,
+                    [tools.identity, texts],
+                    bar.update,
+                )
+                for texts, items in chosen.items()
+            }
+
+    def _measured(
+        self, texts: str, records: Sequence[Record], timings: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the part of compare.json that each set of texts has."""
+        config, tools = self.config, self.tools
+        names = list(by_method(records))
+        distances = None if tools.codebook is None else code_distances(tools.codebook)
+        rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
+        samplings = {e.name: e.sampling for e in self.entries}
+        for row in rows:
+            if sampling := samplings.get(row["method"]):
+                row |= {
+                    "temperature": sampling.temperature,
+                    "top_k": sampling.top_k,
+                    "top_p": sampling.top_p,
+                }
+        counts = {name: by_utterance(spoken) for name, spoken in by_method(records).items()}
+        axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
+        items = self.groups[texts, self.first[1]]
+        categories = {i.utterance_id: i.category for i in items}
+        return {
+            "texts": texts,
+            "title": title_of(texts),
+            "utterances": len(items),
+            "rows": rows,
+            "equal_speed": [
+                p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)
+            ],
+            "by_category": by_category(records, names, categories, config.resamples),
+            "power": power_statement(rows),
+        }
+
+    def _gather(self, makers: dict[Group, Maker]) -> dict[str, list[Record]]:
         """Collect the records of this comparison from all shards, one per (method, seed,
-        prompts, utterance), sorted, and write records.jsonl. Records of further prompt seeds
-        have a field `prompt_seed`."""
-        records = []
-        for prompt_seed, maker in makers.items():
+        prompts, utterance), sorted, by set of texts, and write records.jsonl. Records of further
+        sets have a field `texts`, those of further prompt seeds a field `prompt_seed`."""
+        config, names = self.config, self.names
+        records: dict[str, list[Record]] = {}
+        for (texts, prompt_seed), maker in makers.items():
             maker.adopt(maker.store.read())
-            first = prompt_seed == self.config.prompt_seeds[0]
-            for name in self.names if first else self.names[len(self.references) :]:
-                for seed in self.config.seeds[:1] if name in self.references else self.config.seeds:
-                    for i, item in enumerate(maker.tools.items):
-                        if not maker.finished(name, seed, i):
-                            raise DataError(
-                                f"{self.out}: no record of {name}, seed {seed}, "
-                                f"{item.utterance_id};"
-                                " a process stopped early; run the comparison again, it continues"
-                            )
-                        record = maker.done[name, seed, item.utterance_id]
-                        records.append(record if first else {**record, "prompt_seed": prompt_seed})
-        write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+            further: Record = {"texts": texts} if texts != self.first[0] else {}
+            if prompt_seed != self.first[1]:
+                further["prompt_seed"] = prompt_seed
+            wanted = [
+                (names.index(job.method), config.seeds.index(job.seed), i)
+                for job in self._jobs((texts, prompt_seed))
+                for i in job.indices
+            ]
+            for name, seed, i in sorted(wanted):
+                key = names[name], config.seeds[seed], maker.tools.items[i].utterance_id
+                if not maker.finished(*key[:2], i):
+                    raise DataError(
+                        f"{self.out}: no record of {key[0]}, seed {key[1]}, {key[2]}; a process "
+                        "stopped early; run the comparison again, it continues"
+                    )
+                records.setdefault(texts, []).append({**maker.done[key], **further})
+        every = (record for of_texts in records.values() for record in of_texts)
+        write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in every))
         return records
 
-    def _header(self, rows: list[Row]) -> dict[str, Any]:
+    def _header(self) -> dict[str, Any]:
         config, tools, decoder = self.config, self.tools, self.tools.models.decoder
         return {
             "format_version": FORMAT_VERSION,
@@ -456,7 +542,6 @@ class Comparison:
             "sampling": asdict(config.sampling),
             "seeds": list(config.seeds),
             "prompt_seeds": config.prompt_seeds,
-            "utterances": len(tools.items),
             "corpus": tools.corpus,
             "methods": {e.name: e.identity for e in self.entries},
             "parameters": self.parameters,
@@ -467,7 +552,6 @@ class Comparison:
             "threads": torch.get_num_threads(),
             "processes": self.state.num_processes,
             "device": str(self.state.device),
-            "power": power_statement(rows),
             "provenance": provenance(precision=precision_of(decoder)),
             "config": asdict(config),
             "tuned": self.tuned.about(self.entries, config.split) if self.tuned else None,

@@ -25,6 +25,7 @@ from accelerate import PartialState
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
 from dcar.process import own_device, run_claimed, run_command
+from dcar.prompts.texts import SPLIT
 from dcar.speak.defaults import NUM_CANDIDATES
 from dcar.storage import writing
 from dcar.tracking import write_json
@@ -83,7 +84,7 @@ class TuneConfig(CompareConfig):
             raise ConfigError(
                 f"methods {sampled}: tuning chooses the samplings; write these methods without one"
             )
-        if self.texts:
+        if self.texts != [SPLIT]:
             raise ConfigError(
                 "texts is a setting of `dcar compare`; tune on a split, never on texts that "
                 "methods are compared on"

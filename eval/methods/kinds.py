@@ -113,6 +113,8 @@ SAMPLING = (
 )
 """Settings that end every name: car-5@t0.8-k10-p0.9. car-5@tuned is a row at the best sampling
 of a tuned.json."""
+LIMIT = option("limit", int, minimum=0)
+"""Utterances of a method in a comparison: part of a mapping, not of the method."""
 SIZE = option("size", int, minimum=1)
 THETA = option("theta", above=-1, maximum=1)
 POLICY = (

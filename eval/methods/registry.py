@@ -93,7 +93,7 @@ class Entry:
     """Method that is ready to run. name: its label in tables; settings: the method as a mapping
     (eval/methods/spec.py), as records store it; identity: everything that its tokens depend on
     besides `sampling`, which it contains if the sampling is the method's own and not the
-    comparison's."""
+    comparison's; limit: see `MethodSpec`."""
 
     name: str
     settings: Mapping[str, Any]
@@ -101,6 +101,7 @@ class Entry:
     method: Method
     identity: Identity
     sampling: SamplingConfig = UNCHANGED
+    limit: int = 0
 
     def decode(
         self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32
@@ -280,7 +281,7 @@ BUILDERS: dict[str, Callable[..., Built]] = {
 
 
 def _entry(spec: MethodSpec, models: Models, common: SamplingConfig) -> Entry:
-    plain, kind = replace(spec, sampling={}), find_kind(spec.method)
+    plain, kind = replace(spec, sampling={}, limit=0), find_kind(spec.method)
     name = str(plain)
     if kind.plugin is None:
         method, identity = BUILDERS[spec.method](name, models, **plain.arguments)
@@ -293,7 +294,7 @@ def _entry(spec: MethodSpec, models: Models, common: SamplingConfig) -> Entry:
         assert models.far_decoder is not None
         decoder = models.far_decoder
     identity = {"decoder": models.checksum(decoder), **identity, **precision_identity(decoder)}
-    entry = Entry(name, plain.to_mapping(), decoder, method, identity, common)
+    entry = Entry(name, plain.to_mapping(), decoder, method, identity, common, spec.limit)
     if not spec.sampling:
         return entry
     try:

@@ -20,12 +20,12 @@ import itertools
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcar.config.schema import fitting
 from dcar.errors import ConfigError
-from eval.methods.kinds import SAMPLING, MethodKind, MethodSetting
+from eval.methods.kinds import LIMIT, SAMPLING, MethodKind, MethodSetting
 from eval.methods.plugins import find_kind
 
 NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
@@ -35,11 +35,16 @@ SAMPLED = {s.name for s in SAMPLING}
 @dataclass(frozen=True)
 class MethodSpec:
     """Method with its settings and those of its sampling, without defaults. Build it with `parse`
-    or `from_mapping`."""
+    or `from_mapping`.
+
+    limit: utterances of the first set of texts that a comparison decodes with it, and no other set;
+    0 = all sets, as many as with the other methods. A name cannot contain it.
+    """
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    limit: int = 0
 
     @classmethod
     def parse(cls, name: str) -> MethodSpec:
@@ -57,10 +62,10 @@ class MethodSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> MethodSpec:
-        """Build a method from {"method": …, setting: value, …}. Raises ConfigError for an
-        unknown, impossible or missing setting."""
+        """Build a method from {"method": …, setting: value, …}, perhaps with "limit". Raises
+        ConfigError for an unknown, impossible or missing setting."""
         given = {key: value for key, value in mapping.items() if value is not None}
-        method = given.pop("method", None)
+        method, limit = given.pop("method", None), given.pop(LIMIT.name, 0)
         if not isinstance(method, str):
             raise ConfigError(f"{dict(mapping)} names no method; write {{method: ssd, beta: 0.4}}")
         kind = find_kind(method)
@@ -68,7 +73,8 @@ class MethodSpec:
             raise ConfigError(
                 f"method '{method}': in a mapping the method is {kind.prefix}; {_about(kind)}"
             )
-        return cls._checked(kind, given, method)
+        limit = fitting(f"method '{method}': {LIMIT.name}", limit, LIMIT.type, LIMIT.bounds)
+        return replace(cls._checked(kind, given, method), limit=limit)
 
     @classmethod
     def _checked(cls, kind: MethodKind, given: Mapping[str, Any], name: str) -> MethodSpec:
@@ -99,7 +105,8 @@ class MethodSpec:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the mapping that `from_mapping` reads."""
-        return {"method": self.method, **self.settings, **self.sampling}
+        limit = {LIMIT.name: self.limit} if self.limit else {}
+        return {"method": self.method, **self.settings, **self.sampling, **limit}
 
     def __str__(self) -> str:
         kind = find_kind(self.method)

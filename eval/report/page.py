@@ -26,13 +26,13 @@ from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.listen import listening
 from eval.report.plots import curves_section, read_log
-from eval.report.sections import folded_sections
+from eval.report.sections import folded_sections, texts_section
 from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes, table_of
 
 # of compare.json: in their own sections
-ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
-FORMAT_VERSION = 4  # of compare.json
+ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons", "more_texts")
+FORMAT_VERSION = 5  # of compare.json
 
 
 @dataclass
@@ -139,7 +139,11 @@ def _tables(result: dict[str, Any]) -> list[Section]:
         Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
         for title, columns in column_groups(rows)
     ]
-    return [*sections, Section("What this experiment can and cannot show", notes(rows, result))]
+    return [
+        *sections,
+        *map(texts_section, result["more_texts"]),
+        Section("What this experiment can and cannot show", notes(result)),
+    ]
 
 
 CONFIG = ReportConfig

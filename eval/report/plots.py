@@ -88,7 +88,9 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     every = [r for points in families.values() for r in points]
     x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
     ends = 100 * np.array([r["wer_ci"] or (r["wer"], r["wer"]) for r in every]).T
-    front = pareto_front(x.tolist(), y.tolist())
+    most = max(r["n"] for r in every)
+    whole = [i for i, r in enumerate(every) if r["n"] == most]
+    front = [whole[i] for i in pareto_front(x[whole].tolist(), y[whole].tolist())]
     # A staircase: at a speed between two points the slower one is no answer, the faster one is.
     axes.plot(
         x[front],
@@ -105,6 +107,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     first = 0
     for family, points in families.items():
         style, here = family.style, slice(first, first + len(points))
+        noted = f" (n = {points[0]['n']})" if points[0]["n"] < most else ""
         # stars fill less of it
         size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5
         axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
@@ -120,7 +123,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
             mec="white",
             mew=0.5,
             zorder=4,
-            label=family.label,
+            label=f"{family.label}{noted}",
         )
         for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""

@@ -15,6 +15,7 @@ from eval.report.table import (
     interval,
     lively_columns,
     lively_rows,
+    main_columns,
     pass_columns,
     percent,
     rival_sentences,
@@ -115,6 +116,25 @@ def binned(
         [
             Table(title, head, rows),
             f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances.",
+        ],
+    )
+
+
+def texts_section(measured: dict[str, Any]) -> Section:
+    """Return rows and comparison at equal speed of a further set of texts."""
+    title, rows = measured["title"].capitalize(), measured["rows"]
+    categories = binned(
+        f"{title}, errors by category",
+        measured["by_category"],
+        lambda b: b["category"],
+        "of the texts of a category",
+    )
+    return Section(
+        title,
+        [
+            table_of(title, main_columns(rows), rows),
+            rival_sentences(rows, measured["equal_speed"]),
+            *(categories.blocks if categories else ()),
         ],
     )
 

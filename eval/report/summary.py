@@ -12,7 +12,7 @@ from typing import Any
 from eval.methods.families import group_families, short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
-from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
+from eval.results.pareto import SPEED_AXES, difference, front_rows, speed_axis
 from eval.results.rows import Row
 from eval.results.training import SHIPPED
 
@@ -58,18 +58,28 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """Compare DCAR with CAR-k at equal tokens per pass and at equal time, a sentence each; none
-    if one of the two was not compared. Of several policies, the first of those with most
-    candidates is taken, whatever its errors."""
-    families = group_families(result["rows"])
+    """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each set
+    of texts; none if one of the two was not compared. Of several policies, the first of those with
+    most candidates is taken, whatever its errors."""
+    return [
+        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}: "
+        f"{'; '.join(map(difference, pairs))}."
+        for measured in (result, *result["more_texts"])
+        if (pairs := _policy_pairs(measured))
+    ]
+
+
+def _policy_pairs(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the comparisons of DCAR with CAR-k, the one at equal tokens per pass first."""
+    families = group_families(measured["rows"])
     fixed = {family.sampling: family for family in families if family.method == "car"}
     policies = [f for f in families if f.method == "dcar" and f.sampling in fixed]
     if not policies:
         return []
     chosen = max(policies, key=lambda f: (not f.sampling, f.num_candidates))
     sides = (chosen.label, fixed[chosen.sampling].label)
-    pairs = [p for p in result["equal_speed"] if (p["a"], p["b"]) == sides]
-    return [sentence(p) for p in sorted(pairs, key=lambda p: p["axis"] != "tokens_per_pass")]
+    pairs = [p for p in measured["equal_speed"] if (p["a"], p["b"]) == sides]
+    return sorted(pairs, key=lambda p: p["axis"] != "tokens_per_pass")
 
 
 def terminal_text(result: dict[str, Any], folder: Path) -> str:
@@ -77,14 +87,10 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     verdict, commands to try next."""
     rows, config = result["rows"], result["config"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    sentences = [
-        *(verdict(result) or [best_sentence(rows, axis)]),
-        unsteady_times(rows, axis),
-        chance(result),
-    ]
+    found = verdict(result) or [best_sentence(rows, axis)]
     threads = f"{result['threads']} torch thread" + ("s" if result["threads"] > 1 else "")
     clock = f"Measured on: {result['device']}, {threads}."
-    paragraphs = [" ".join(filter(None, sentences)), f"{CONVENTION} {clock}"]
+    paragraphs = [*found, chance(result), unsteady_times(rows, axis), f"{CONVENTION} {clock}"]
     more = f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]"
     if config["limit"] == result["utterances"]:
         more = f"limit={3 * result['utterances']}"
@@ -113,9 +119,9 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         )
     width = max(len(command) for command, _ in tries)
     lines = [
-        *short_table(rows),
+        *short_table(result),
         "",
-        *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
+        *(line for p in filter(None, paragraphs) for line in (*textwrap.wrap(p, WIDTH), "")),
         f"Full table: {folder / 'compare.txt'}",
         "",
         "Try next:",

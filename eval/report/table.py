@@ -20,6 +20,7 @@ CONVENTION = (
     "× FAR: RTF of FAR / RTF of the method."
 )
 """Note printed once below every table."""
+NAME = 34  # characters of a method's name in the terminal, at most
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -212,36 +213,55 @@ def aligned(table: Table) -> list[str]:
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
-def short_table(rows: Sequence[Row]) -> list[str]:
-    """Return the table for a terminal of 100 columns: errors, tokens per pass, and speed end to
-    end."""
+def short_table(result: dict[str, Any]) -> list[str]:
+    """Return the table for a terminal of 100 columns: errors on each set of texts; tokens per pass
+    and speed end to end on the first."""
+    rows = result["rows"]
 
     def name(row: Row) -> str:
         whole = short_name(row["method"])
-        return whole if len(whole) <= 40 else f"{whole[:39]}…"
+        return whole if len(whole) <= NAME else f"{whole[: NAME - 1]}…"
+
+    def elsewhere(more: dict[str, Any]) -> Column:
+        errors = {r["method"]: r["wer"] for r in more["rows"]}
+        return more["title"], lambda r: percent(errors.get(r["method"]), 1)
 
     clock = [ERRORS[5]] if any(r.get("speedup_vs_far") for r in rows) else [ERRORS[6]]
     columns: list[Column] = [
         ("method", name),
         ("WER %", _of("wer", percent, 1)),
-        ("95 % interval", _of("wer_ci", interval, 1)),
-        ("tokens/pass", _of("tokens_per_pass")),
-        ("RTF end to end", _of("rtf", number, 3)),
+        ("95 % CI", _of("wer_ci", interval, 1)),
+        *map(elsewhere, result["more_texts"]),
+        ("tok/pass", _of("tokens_per_pass")),
+        ("RTF", _of("rtf", number, 3)),
         *clock,
+        ("n", lambda r: str(r["n"])),
     ]
     return aligned(table_of("", filled_columns(columns, rows), rows))
 
 
-def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
-    """Return the content of compare.txt: the tables, the comparison at equal speed, and the
-    notes."""
+def table_text(result: dict[str, Any]) -> str:
+    """Return the content of compare.txt: of every set of texts the tables and the comparison at
+    equal speed; the notes."""
+    lines = _set_lines(result)
+    for more in result["more_texts"]:
+        lines += [f"{more['title']}:", "", *_set_lines(more)]
+    convention = (
+        f"{CONVENTION} LM: the same for the language model alone, with draft and verification."
+    )
+    return "\n".join([*lines, convention, *notes(result)])
+
+
+def _set_lines(measured: dict[str, Any]) -> list[str]:
+    """Return the tables of a set of texts, and its comparison at equal speed."""
+    rows = measured["rows"]
     tables = [table_of("", main_columns(rows), rows)]
     spoken = [r for r in rows if r["kind"] == "method"]
     if any(r["accepted"] is not None or r["draft_passes"] for r in spoken):
         tables.append(table_of("", pass_columns(spoken), spoken))
     if lively := lively_rows(rows):
         tables.append(table_of("", lively_columns(lively), lively))
-    if categories := header["by_category"]:
+    if categories := measured["by_category"]:
         tables.append(
             Table(
                 "",
@@ -259,16 +279,13 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
             )
         )
     lines = [line for table in tables for line in (*aligned(table), "")]
-    if sentences := rival_sentences(rows, header["equal_speed"]):
+    if sentences := rival_sentences(rows, measured["equal_speed"]):
         lines += [
             "At equal speed (linear between the settings of a family, paired bootstrap):",
             *(f"- {s}" for s in sentences),
             "",
         ]
-    convention = (
-        f"{CONVENTION} LM: the same for the language model alone, with draft and verification."
-    )
-    return "\n".join([*lines, convention, *notes(rows, header)])
+    return lines
 
 
 def corpus_kind(header: dict[str, Any]) -> str:
@@ -294,9 +311,10 @@ def rival_sentences(rows: Sequence[Row], pairs: Sequence[dict[str, Any]]) -> lis
     return sentences
 
 
-def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
+def notes(header: dict[str, Any]) -> list[str]:
     """Return notes on the columns, and on what the experiment can and cannot show; also printed
     in the report."""
+    rows = header["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
     meanings = {
         "similarity": "cosine to the voice of the prompt",
@@ -323,6 +341,7 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
             spoken=spoken,
             scorers=scorers,
             own_samplings=sampling_columns(spoken),
+            partial=len({r["n"] for r in spoken}) > 1,
             has=lambda key: any(r[key] is not None for r in spoken),
             alike=[r["method"] for r in spoken if r["variety"] == 0],
             best=next((r["best_car"] for r in spoken if r["best_car"]), None),

@@ -18,9 +18,9 @@ import numpy as np
 
 from dcar.text.bootstrap import RESAMPLES
 from eval.methods.families import group_families
+from eval.results.rows import Sums
 from eval.results.stats import paired_contrast
 
-Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
 # relative difference below which speeds count as equal; ranges with a smaller gap share a speed
 SAME_SPEED = 0.03
 SPEED_AXES = {
@@ -51,8 +51,11 @@ def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
 
 def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]]:
     """Return the methods on the Pareto front of word errors against `axis` (a key of
-    SPEED_AXES), from slow to fast."""
-    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
+    SPEED_AXES), from slow to fast. Methods that decoded fewer utterances than others are left out:
+    their errors are those of other texts."""
+    spoken = [r for r in rows if r["kind"] == "method"]
+    most = max(r["n"] for r in spoken)
+    points = [r for r in spoken if r["n"] == most and r.get(axis) is not None]
     return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
 
 
@@ -94,14 +97,15 @@ class Curve:
 
 
 def compare_curves(
-    a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES
+    a: Curve, b: Curve, counts: Mapping[str, Sums], resamples: int = RESAMPLES
 ) -> dict[str, Any]:
     """Compare the WER of two families at the same speed, a - b (method - baseline), with paired
     bootstrap intervals.
 
-    counts: per method, errors and reference words of the same utterances in the same order. Without
-    a shared speed (differences up to SAME_SPEED, 3 %, are ignored, because clocks do not agree
-    better) the result contains only the two ranges.
+    counts: errors and reference words of each method by utterance. The families are compared on the
+    utterances that all their methods have; n is their number, and `partial` is true if some method
+    has more. Without a shared speed (differences up to SAME_SPEED, 3 %, are ignored, because clocks
+    do not agree better) the result contains only the two ranges.
     """
     low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
     if high < low <= high * (1 + SAME_SPEED):
@@ -116,15 +120,14 @@ def compare_curves(
     if low > high:
         return result
     methods = [*a.methods, *b.methods]
-    errors, words = [counts[m][0] for m in methods], [counts[m][1] for m in methods]
+    shared = [i for i in counts[methods[0]] if all(i in counts[m] for m in methods)]
+    errors, words = ([[counts[m][i][k] for i in shared] for m in methods] for k in (0, 1))
+    rates = {m: sum(e) / sum(w) for m, e, w in zip(methods, errors, words, strict=True)}
 
     def test(weights_a: np.ndarray, weights_b: np.ndarray) -> dict[str, Any]:
         both = paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
         wers = [
-            sum(
-                w * sum(counts[m][0]) / sum(counts[m][1])
-                for w, m in zip(weights, curve.methods, strict=True)
-            )
+            sum(w * rates[m] for w, m in zip(weights, curve.methods, strict=True))
             for weights, curve in ((weights_a, a), (weights_b, b))
         ]
         return {
@@ -139,6 +142,8 @@ def compare_curves(
     at = (low + high) / 2
     return {
         **result,
+        "n": len(shared),
+        "partial": any(len(counts[m]) > len(shared) for m in methods),
         "at": at,
         **test(a.weights_at(at), b.weights_at(at)),
         "average": test(a.mean_weights(low, high), b.mean_weights(low, high)),
@@ -147,7 +152,7 @@ def compare_curves(
 
 def equal_speed(
     rows: Sequence[dict[str, Any]],
-    counts: Mapping[str, Counts],
+    counts: Mapping[str, Sums],
     axis: str,
     resamples: int = RESAMPLES,
 ) -> list[dict[str, Any]]:
@@ -188,9 +193,10 @@ def sentence(pair: dict[str, Any]) -> str:
         )
     low, high = pair["shared"]
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
+    texts = f" on the {pair['n']} utterances that both have" if pair["partial"] else ""
     text = (
         f"At equal {equal} ({pair['at']:.2f}{unit}{where}), {a} makes {100 * pair['wer_a']:.1f} % "
-        f"word errors and {b} {100 * pair['wer_b']:.1f} %: {_points(pair)}"
+        f"word errors and {b} {100 * pair['wer_b']:.1f} %{texts}: {_points(pair)}"
     )
     if pair["p"] is not None and pair["p"] > 0.05:
         text += (
@@ -201,9 +207,22 @@ def sentence(pair: dict[str, Any]) -> str:
     return f"{text}.{average}"
 
 
+def difference(pair: dict[str, Any]) -> str:
+    """Return the difference of two families at equal speed in a few words, averaged over the speeds
+    that both reach."""
+    equal, unit = SPEED_AXES[pair["axis"]]
+    if pair["shared"] is None:
+        return f"no {equal} in common"
+    test = pair["average"]
+    chance = ", could be chance" if test["p"] is not None and test["p"] > 0.05 else ""
+    where = f"at equal {equal} ({speed_range(pair['shared'])}{unit})"
+    return f"{_points(test)} {where}{chance}"
+
+
 def speed_range(ends: Sequence[float]) -> str:
     """Return a range as text: 1.30–2.05, or one number."""
-    return f"{ends[0]:.2f}" if ends[0] == ends[1] else f"{ends[0]:.2f}–{ends[1]:.2f}"
+    low, high = (f"{end:.2f}" for end in ends)
+    return low if low == high else f"{low}–{high}"
 
 
 def _points(test: dict[str, Any]) -> str:

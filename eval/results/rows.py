@@ -53,13 +53,6 @@ def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tu
     return dict(sorted(sums.items()))
 
 
-def counts_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """Return the wrong words and the reference words of each utterance, in the order of their
-    ids."""
-    sums = by_utterance(records).values()
-    return [count for count, _ in sums], [total for _, total in sums]
-
-
 def corpus_rate(sums: Sums, resamples: int) -> Interval:
     """Return the summed counts divided by the summed totals, with the interval of the bootstrap
     over utterances."""
@@ -92,10 +85,10 @@ def make_rows(
     have no passes or times.
 
     Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none if
-    it was not run), times against one FAR and one CAR-1 for all rows, those of the common sampling
-    if present. Error counts of an utterance are summed over its seeds and prompts before anything
-    is resampled. scorers: names of the scores in the records, for `row["scores"]`. distances: of
-    the codes [V, V], for `row["variety"]`.
+    it was not run), on the utterances that both methods have; times against one FAR and one CAR-1
+    for all rows, those of the common sampling if present. Error counts of an utterance are summed
+    over its seeds and prompts before anything is resampled. scorers: names of the scores in the
+    records, for `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
     """
     grouped = by_method(records)
     rows = [
@@ -111,7 +104,7 @@ def make_rows(
         own, sampling = split_sampling(row["settings"])
         alike = [r for r in spoken if split_sampling(r["settings"])[1] == sampling]
         cars = [r for r in alike if r["settings"]["method"] == "car"]
-        best = min(cars, key=lambda r: r["wer"], default=None)
+        best = min(cars, key=lambda r: (-r["n"], r["wer"]), default=None)
         random = next((r for r in alike if r["settings"]["method"] == "random"), None)
         kind = KINDS.get(own["method"])
         baselines = {
@@ -290,10 +283,13 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
 
 def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return the difference that this experiment could detect between a method and the best CAR,
-    from the median paired standard error."""
-    differences = [r["detectable_difference"] for r in rows if r.get("detectable_difference")]
+    from the median paired standard error of those that decoded as many utterances."""
     best = next((r for r in rows if r["method"] == r.get("best_car")), None)
-    if not differences or best is None or best["wer"] <= 0:
+    if best is None or best["wer"] <= 0:
+        return None
+    alike = [r for r in rows if r["n"] == best["n"]]
+    differences = [r["detectable_difference"] for r in alike if r.get("detectable_difference")]
+    if not differences:
         return None
     absolute = float(np.median(differences))
     return {
@@ -371,13 +367,15 @@ def _binned(
     bins: Sequence[tuple[dict[str, Any], list[str]]],
     resamples: int,
 ) -> dict[str, Any] | None:
-    """Return the rates in each bin. bins: the description of each, and the ids of its
-    utterances."""
+    """Return the rates in each bin, of the methods that decoded all utterances. bins: the
+    description of each, and the ids of its utterances."""
     if len(bins) < 2:
         return None
     grouped, rates_of = by_method(records), {}
     for method in methods:
         sums = by_utterance(grouped[method])
+        if any(i not in sums for _, ids in bins for i in ids):
+            continue
         rates = [corpus_rate({i: sums[i] for i in ids}, resamples) for _, ids in bins]
         rates_of[method] = [{"wer": rate.value, "ci": rate.ends} for rate in rates]
     return {"bins": [{**about, "n": len(ids)} for about, ids in bins], "methods": rates_of}

@@ -57,20 +57,23 @@ class Tools:
     # utterance id -> waveform, rate in Hz
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
-    corpus: dict[str, Any] = field(default_factory=dict)  # description of the data, for the report
+    # description of the data, for the report; `texts`: the lists among its sets of texts
+    corpus: dict[str, Any] = field(default_factory=lambda: {"texts": []})
     # by name; every record carries a score of each
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of
     # the first seed
     other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
+    # name of a further set of texts -> prompt seed -> its utterances; `items` are the first set
+    more_texts: Mapping[str, Mapping[int, list[PromptItem]]] = field(default_factory=dict)
     # [V, P] centroids of the tokenizer, by which renderings are compared
     codebook: np.ndarray | None = None
     aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
     training: str = ""  # sentence on the training of FAR and CAR (eval/results/training.py)
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
-        """Keep `limit` utterances (`choose_items`), the same for every prompt seed; the first seed
-        is that of `items`.
+        """Keep `limit` utterances of every set of texts (`choose_items`), the same for every prompt
+        seed; the first seed is that of `items`.
 
         Raises ConfigError for prompt seeds without prompts, or whose prompts are those of the
         first.
@@ -83,6 +86,10 @@ class Tools:
             )
         self.other_prompts = {
             seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]
+        }
+        self.more_texts = {
+            texts: {seed: choose_items(items, limit) for seed, items in by_seed.items()}
+            for texts, by_seed in self.more_texts.items()
         }
         for seed, items in self.other_prompts.items():
             if self.items == items:
@@ -190,11 +197,16 @@ def check_rounds(
         )
 
 
-def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
-    """Return `limit` utterances (0 = all), sorted by id (`by_digest`)."""
+def chosen_of(items: Sequence[PromptItem], limit: int) -> list[int]:
+    """Return the indices of `limit` utterances (0 = all), sorted by id (`by_digest`)."""
     ids = [item.utterance_id for item in items]
     digests = [hashlib.sha256(i.encode()).hexdigest() for i in ids]
-    return [items[i] for i in by_digest(np.array(digests), np.array(ids), limit)]
+    return by_digest(np.array(digests), np.array(ids), limit).tolist()
+
+
+def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
+    """Return `limit` utterances (0 = all), sorted by id (`by_digest`)."""
+    return [items[i] for i in chosen_of(items, limit)]
 
 
 def plan(
@@ -204,23 +216,25 @@ def plan(
     batch_size: int,
     references: Sequence[str],
 ) -> list[Job]:
-    """Return the jobs in the order in which they are run; in a partial run, all methods have seen
-    the same utterances.
+    """Return the jobs in the order in which they are run; in a partial run, all methods of one
+    limit have seen the same utterances.
 
     Batches contain utterances of similar text length, and are the same for every number of
     processes.
     """
-    order = sorted(
-        range(len(items)),
-        key=lambda i: (len(items[i].text_ids), items[i].utterance_id),
-    )
-    batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
     jobs = []
-    for s, seed in enumerate(seeds):
-        methods = [*(references if s == 0 else ()), *(e.name for e in entries)]
-        for b, batch in enumerate(batches):
-            # shifted by batch, so that a slow method is not always run by the same process
-            jobs += [Job(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
+    for limit in sorted({0, *(e.limit for e in entries)}):
+        order = sorted(
+            chosen_of(items, limit),
+            key=lambda i: (len(items[i].text_ids), items[i].utterance_id),
+        )
+        batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
+        alike = [e.name for e in entries if e.limit == limit]
+        for s, seed in enumerate(seeds):
+            methods = [*(references if s == limit == 0 else ()), *alike]
+            for b, batch in enumerate(batches):
+                # shifted by batch, so that a slow method is not always run by the same process
+                jobs += [Job(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
     return jobs
 
 

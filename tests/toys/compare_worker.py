@@ -221,6 +221,9 @@ def made_result(rows: list[dict], **changes) -> dict:
     records and sounds."""
     return {
         "format_version": FORMAT_VERSION,
+        "texts": "split",
+        "title": "sentences",
+        "more_texts": [],
         "rows": rows,
         "equal_speed": [],
         "by_length": None,
@@ -233,7 +236,7 @@ def made_result(rows: list[dict], **changes) -> dict:
         "seeds": [0],
         "prompt_seeds": [0],
         "utterances": 10,
-        "corpus": {},
+        "corpus": {"texts": []},
         "training": "",
         "tuned": None,
         "power": power_statement(rows),

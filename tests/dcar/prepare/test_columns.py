@@ -3,6 +3,7 @@ read at a start."""
 
 import hashlib
 import logging
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -217,20 +218,30 @@ def test_eight_prompts_cost_eight_rows(many, read):
     assert 8 < sum(read) <= 8 * 3  # the row, and twice that of its prompt
 
 
-@pytest.mark.parametrize("texts", ["", "short"])
+@pytest.mark.parametrize("texts", ["split", "short"])
 def test_a_comparison_reads_what_it_speaks(many, read, texts, monkeypatch):
     for name in ("load_recognizer", "load_similarity", "vocoder_for", "vocoder_identity"):
         monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: None)
     tools = load_tools(
         CompareConfig(
-            data=many, split="train", decoder="starter", limit=4, texts=texts, prompt_seeds=[0, 5]
+            data=many, split="train", decoder="starter", limit=4, texts=[texts], prompt_seeds=[0, 5]
         ),
         "cpu",
     )
-    spoken = 80 if texts else 4
+    spoken = 80 if texts == "short" else 4
     assert len(tools.items) == len(tools.other_prompts[5]) == spoken
     # of every prompt seed row and prompt, 60 utterances to align by, and a search for one recording
     assert sum(read) <= 2 * 3 * spoken + 60 + 2 * 20
+
+
+def test_part_of_a_list_keeps_its_prompts(many, monkeypatch):
+    for name in ("load_recognizer", "load_similarity", "vocoder_for", "vocoder_identity"):
+        monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: None)
+    config = CompareConfig(data=many, split="train", decoder="starter", limit=4)
+    few = load_tools(replace(config, texts=["split", "short:10"]), "cpu")
+    whole = load_tools(replace(config, texts=["short"]), "cpu")
+    assert len(few.items) == 4 and len(few.more_texts["short"][0]) == 10
+    assert all(item in whole.items for item in few.more_texts["short"][0])
 
 
 def test_a_recording_is_read_from_the_path_in_its_row(many, read, monkeypatch):

@@ -35,6 +35,7 @@ from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.registry import Entry, make_methods
+from eval.report.summary import terminal_text, verdict
 from eval.results.store import (
     RECORD_VERSION,
     RECORDING,
@@ -115,7 +116,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     path.write_text("easy\tThe tide came in.\nhard\tSix sick sheep.\n")
     tools = tiny_tools()
     texts = read_texts(path, lambda text: [1 + len(word) for word in text.split()])
-    tools.items, tools.corpus = text_prompts(texts, tools.items), {"texts": {"name": str(path)}}
+    tools.items, tools.corpus = text_prompts(texts, tools.items), {"texts": [{"name": str(path)}]}
 
     def listening(entry, prompts, *more):
         asked.setdefault(entry.name, []).extend(prompts)
@@ -124,7 +125,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     decoded = Entry.decode
     monkeypatch.setattr(Entry, "decode", listening)
     result = run(
-        tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools
+        tiny_config(tmp_path / "out", texts=[str(path)], reasons_utterances=2, seeds=[0]), tools
     )
     assert len(asked) == 6  # within a batch the shorter text is first
     assert all(set(prompts) == set(tools.items) and len(prompts) == 2 for prompts in asked.values())
@@ -143,6 +144,65 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
     assert "easy (n = 1)" in (tmp_path / "out" / "compare.txt").read_text()
     assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_the_first(
+    tmp_path,
+):
+    """Sentences and a list of three texts: two tables and two verdicts from one command, which
+    continues where it stopped; `sd` has two sentences and none of the list."""
+    texts = [
+        replace(item, utterance_id=f"hard-{i}", duration=0.0, reference_tokens=[])
+        for i, item in enumerate(tiny_tools(count=5).items[2:])
+    ]
+    asked = {
+        "texts": ["split", "hard"],
+        "methods": ["far", "car-1", "car-2", "car-3", "dcar", {"method": "sd", "limit": 2}],
+        "seeds": [0, 1],
+        "references": True,
+        "report": True,
+        "timing_utterances": 1,
+        "audio_utterances": 1,
+    }
+
+    def tools(**changes):
+        return replace(tiny_tools(**changes), more_texts={"hard": {0: texts}})
+
+    with pytest.raises(KeyboardInterrupt):
+        spoken(tmp_path, tools(judge=LevelJudge(fail_after=70)), **asked)
+    result = spoken(tmp_path, tools(), **asked)
+    (more,) = result["more_texts"]
+    assert [(r["method"], r["n"]) for r in more["rows"]] == [
+        (name, 3) for name in ("far", "car-1", "car-2", "car-3", "dcar")
+    ]
+    rows = {r["method"]: r for r in result["rows"]}
+    assert {name: r["n"] for name, r in rows.items()} == {
+        **dict.fromkeys(rows, 6),
+        "sd": 2,
+    }
+    records = records_of(tmp_path)
+    assert Counter(r.get("texts") for r in records) == {None: 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
+    alone = spoken(
+        tmp_path / "alone",
+        replace(tiny_tools(), items=texts),
+        **{**asked, "texts": ["hard"], "methods": asked["methods"][:-1]},
+    )
+    timed = ("lm", "rtf", "speedup", "policy_share", "timed")
+
+    def untimed(row):
+        return {k: v for k, v in row.items() if not any(word in k for word in timed)}
+
+    assert list(map(untimed, more["rows"])) == list(map(untimed, alone["rows"]))
+    said = verdict(result)
+    assert [s.split(",")[0] for s in said] == ["Sentences", "Hard texts"]
+    assert verdict(alone)[0].split(";")[0] == said[1].split(";")[0]
+    assert [len(sample["voices"]) for sample in result["samples"]] == [8]
+    pairs = [p for p in result["equal_speed"] if "SD" in p.values() and p["shared"]]
+    assert pairs and all(p["n"] == 2 and p["partial"] for p in pairs)
+    text, page = terminal_text(result, tmp_path), (tmp_path / "report.html").read_text()
+    assert "hard texts" in text and all(s in " ".join(text.split()) for s in said)
+    assert all(s in page for s in said) and 'id="hard-texts"' in page
+    assert transcribed(tmp_path, tools(), **asked) == 0
 
 
 def test_interrupted_run_goes_on(tmp_path, compared):

@@ -156,7 +156,7 @@ def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
 def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"prompt_seeds .*\[1, 1\]"):
         tiny_config(tmp_path, prompt_seeds=[1, 1])
-    with pytest.raises(ConfigError, match="methods, seeds and prompt_seeds"):
+    with pytest.raises(ConfigError, match="methods, texts, seeds and prompt_seeds"):
         tiny_config(tmp_path, prompt_seeds=[])
     asked = []
 
@@ -264,7 +264,7 @@ def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
         ({"samplings": ["0.4"]}, "'0.4'"),
         ({"methods": ["car-1@t0"]}, "without"),
         ({"tuned": "x"}, "^tuned "),
-        ({"texts": "hard"}, "^texts "),
+        ({"texts": ["hard"]}, "^texts "),
         ({"limit": -1}, "limit"),
         ({"samplings": ["t{0"]}, "brace"),
     ],

@@ -9,7 +9,7 @@ from compare_worker import made_record, made_result
 
 from eval.methods.spec import read_methods
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import counts_of, make_rows
+from eval.results.rows import by_utterance, make_rows
 from eval.results.store import RESYNTHESIS
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -67,7 +67,7 @@ def comparison() -> dict:
                 }
             )
     rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)
-    counts = {n: counts_of([r for r in records if r["method"] == n]) for n in NAMES}
+    counts = {n: by_utterance([r for r in records if r["method"] == n]) for n in NAMES}
     pairs = [
         p
         for axis in (speed_axis(rows), "tokens_per_pass")

@@ -30,7 +30,7 @@ from eval.report.summary import (
     verdict,
 )
 from eval.report.table import column_groups, main_columns, rival_sentences
-from eval.results.pareto import sentence
+from eval.results.pareto import difference
 
 TEMPLATES = files("eval.report") / "templates"
 SCRIPT, STYLE = ((TEMPLATES / name).read_text() for name in ("script.js", "style.css"))
@@ -146,6 +146,7 @@ def test_best_at_which_speed():
             "kind": "method",
             "wer": wer,
             "speedup_vs_far": speed,
+            "n": 10,
         }
         for name, (wer, speed) in measured.items()
     ]
@@ -160,6 +161,8 @@ def test_best_at_which_speed():
         ("random-4…16", "25.0", "3.00"),
     ]
     assert best_sentence(rows[:1], "speedup_vs_far").count("%") == 1
+    easy = {**rows[-1], "method": "vadusa-2", "wer": 0.0, "n": 3}  # of three utterances
+    assert "vadusa" not in best_sentence([*rows, easy], "speedup_vs_far")
 
 
 def test_the_verdict_says_method_minus_baseline(folder, result, parse):
@@ -168,7 +171,7 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
         {p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("DCAR", "CAR-k")}[axis]
         for axis in ("speedup_vs_far", "tokens_per_pass")
     )
-    assert said == [sentence(tokens), sentence(times)]
+    assert said == [f"Sentences, DCAR − CAR-k: {difference(tokens)}; {difference(times)}."]
     assert tokens["shared"] is None or tokens["difference"] == pytest.approx(
         tokens["wer_a"] - tokens["wer_b"]
     )
@@ -182,13 +185,14 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
     assert max(map(len, text.splitlines())) <= 100
     table = [re.split(r"  +", line) for line in text.splitlines()]
-    rows = {cells[0]: cells for cells in table[2:] if len(cells) == 6}
+    rows = {cells[0]: cells for cells in table[2:] if len(cells) == 7}
     far = next(r for r in result["rows"] if r["method"] == "far")
     for row in result["rows"]:
         if row["kind"] == "method":  # the quotient of the very columns
             assert row["speedup_vs_far"] == far["rtf"] / row["rtf"]
             assert row["lm_speedup_vs_far"] == far["lm_rtf"] / row["lm_rtf"]
-            assert rows[row["method"]][4:] == [f"{row['rtf']:.3f}", f"{row['speedup_vs_far']:.2f}"]
+            clock = [f"{row['rtf']:.3f}", f"{row['speedup_vs_far']:.2f}"]
+            assert rows[row["method"]][4:] == [*clock, str(row["n"])]
 
 
 def test_rivals_meet_at_the_same_sampling():
@@ -198,6 +202,8 @@ def test_rivals_meet_at_the_same_sampling():
             "axis": "tokens_per_pass",
             "a": a,
             "b": b,
+            "n": 10,
+            "partial": False,
             "shared": [2.0, 2.0],
             "at": 2.0,
             "wer_a": 0.3,

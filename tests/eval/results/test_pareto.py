@@ -72,7 +72,12 @@ def test_settings_of_equal_speed_are_averaged():
 
 def counts_of(rates: dict[str, float], utterances: int = 40) -> dict:
     """Every utterance of 10 words has 10 · rate errors: no spread, so the answer is exact."""
-    return {m: ([10 * r] * utterances, [10] * utterances) for m, r in rates.items()}
+    return {m: sums_of([10 * r] * utterances, [10] * utterances) for m, r in rates.items()}
+
+
+def sums_of(errors, words) -> dict[str, tuple[float, float]]:
+    """Errors and words by utterance."""
+    return {f"u{i:03}": pair for i, pair in enumerate(zip(errors, words, strict=True))}
 
 
 def test_known_difference_at_equal_speed():
@@ -88,6 +93,26 @@ def test_known_difference_at_equal_speed():
     # a runs from 0.2 to 0.3 over the shared range, b from 0.15 to 0.2
     assert got["average"]["difference"] == pytest.approx(0.25 - 0.175)
     assert "+7.5 points (95 % interval +7.5 to +7.5" in sentence({**got, "axis": "speedup_vs_far"})
+
+
+def test_families_are_compared_on_the_utterances_that_all_their_methods_have():
+    """On the shared utterances alone the result is the same, whatever the others hold."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(5, 15, 40)
+    whole = {m: sums_of(rng.poisson(1.0, 40), words) for m in ("car-1", "car-2", "sd")}
+    line, point = Curve("CAR-k", {"car-1": 1.0, "car-2": 2.0}), Curve("SD", {"sd": 1.5})
+    few = {**whole, "sd": dict(list(whole["sd"].items())[10:22])}
+    got = compare_curves(point, line, few, resamples=200)
+    alone = {m: {i: sums[i] for i in few["sd"]} for m, sums in whole.items()}
+    expected = compare_curves(point, line, alone, resamples=200)
+    assert (got["n"], got["partial"], expected["partial"]) == (12, True, False)
+    assert got == {**expected, "partial": True}
+    rates = {
+        m: sum(e for e, _ in s.values()) / sum(w for _, w in s.values()) for m, s in alone.items()
+    }
+    assert got["wer_a"] == pytest.approx(rates["sd"])
+    assert got["wer_b"] == pytest.approx((rates["car-1"] + rates["car-2"]) / 2)
+    assert "on the 12 utterances that both have" in sentence({**got, "axis": "tokens_per_pass"})
 
 
 def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
@@ -117,7 +142,8 @@ def test_intervals_are_paired_and_hold_their_level():
         rng = np.random.default_rng(trial)
         hard = rng.gamma(2.0, 1.0, 60)
         means = {"a-1": 1.0, "a-2": 2.0, "b-1": 1.5, "b-2": 1.5}
-        counts = {m: (rng.poisson(v * hard), np.full(60, 20)) for m, v in means.items()}
+        errors = {m: rng.poisson(v * hard) for m, v in means.items()}
+        counts = {m: sums_of(e, np.full(60, 20)) for m, e in errors.items()}
         got = compare_curves(a, b, counts, resamples=300)
         hits += got["ci"][0] <= 0.0 <= got["ci"][1]  # at 1.5 both curves have 1.5 · hard errors
         widths.append(got["ci"][1] - got["ci"][0])
@@ -127,8 +153,8 @@ def test_intervals_are_paired_and_hold_their_level():
                 b,
                 {
                     **counts,
-                    "b-1": (rng.permutation(counts["b-1"][0]), counts["b-1"][1]),
-                    "b-2": (rng.permutation(counts["b-2"][0]), counts["b-2"][1]),
+                    "b-1": sums_of(rng.permutation(errors["b-1"]), np.full(60, 20)),
+                    "b-2": sums_of(rng.permutation(errors["b-2"]), np.full(60, 20)),
                 },
                 resamples=300,
             )["ci"]
@@ -156,6 +182,7 @@ def rows_of(points: dict[str, tuple[float, float]]) -> list[dict]:
             "speedup_vs_far": x,
             "tokens_per_pass": 1.0,
             "wer": y,
+            "n": 40,
         }
         for m, (x, y) in points.items()
     ]

@@ -60,7 +60,7 @@ def test_corpus_counts_by_hand():
     )
     assert (row["passes"], row["draft_passes"], row["accepted"]) == (5.0, 1.5, 0.5)
     assert [p["rate"] for p in row["accepted_by_position"]] == [0.5, 1.0]
-    lines = table_text([row], made_result([row])).splitlines()
+    lines = table_text(made_result([row])).splitlines()
     assert lines[2].startswith("car-2") and len({len(line) for line in lines[:3]}) == 1
 
 
@@ -104,6 +104,40 @@ def test_errors_are_tested_at_the_same_sampling_and_speeds_on_one_clock():
         for r in make_rows([r for r in records if r["method"] in cold], cold, times, resamples=200)
     }
     assert only["dcar@t0"]["speedup_vs_far"] == 2 and only["dcar@t0"]["speedup_vs_car1"] is None
+
+
+def test_methods_are_tested_on_the_utterances_that_both_have():
+    """Every subset of five utterances that one method may have: the test is that of a comparison
+    on the subset alone."""
+    errors = {"far": [3, 0, 5, 1, 2], "car-2": [1, 4, 0, 0, 6], "car-3": [9, 9, 9, 9, 9]}
+    every = {
+        m: [made_record(m, u, e) for u, e in zip("abcde", of, strict=True)]
+        for m, of in errors.items()
+    }
+    whole = [*every["far"], *every["car-2"], *every["car-3"]]
+    for size in range(1, 6):
+        for subset in itertools.combinations("abcde", size):
+            few = [{**r, "method": "sd", "settings": {"method": "sd"}} for r in every["car-2"]]
+            few = [r for r in few if r["id"] in subset]
+            row = make_rows([*whole, *few], [*every, "sd"], resamples=100)[-1]
+            of_subset = [r for r in whole if r["id"] in subset]
+            alone = make_rows([*of_subset, *few], [*every, "sd"], resamples=100)[-1]
+            tested = {k: v for k, v in row.items() if "_vs_far" in k or "_vs_best_car" in k}
+            assert tested == {k: alone[k] for k in tested}
+            wrong = sum(errors["far"]["abcde".index(u)] for u in subset)
+            assert row["difference_vs_far"] == pytest.approx(row["wer"] - wrong / (10 * size))
+            assert (row["n"], row["best_car"]) == (size, "car-2")
+
+
+def test_a_method_with_fewer_utterances_is_not_the_best_car_and_not_in_what_is_said_of_all():
+    records = [made_record(m, f"u{i}", e) for m, e in (("far", 3), ("car-2", 2)) for i in range(8)]
+    records += [made_record("car-3", f"u{i}", 0) for i in range(6)]
+    rows = make_rows(records, ["far", "car-2", "car-3"], resamples=100)
+    assert {r["best_car"] for r in rows} == {"car-2"}
+    assert [r["n"] for r in rows] == [8, 8, 6]
+    assert by_length(
+        [{**r, "words": [0, 0, 0, 1 + int(r["id"][1])]} for r in records], ["far", "car-3"]
+    )["methods"].keys() == {"far"}
 
 
 DRAFTED = ["sd", "sd:2", "ssd-0.4", "ssd-0.4:2", "car-3"]

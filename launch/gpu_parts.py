@@ -100,6 +100,7 @@ def measure_methods(device: str, out: Path) -> list[Row]:
         values = {"": summary["rtf"] or 0.0, "of the decoder": summary["lm_rtf"] or 0.0}
         compare = f"{total:.2f} and {lm:.2f} × {names[0]}; {tokens:.2f} tokens per pass"
         rows.append(Row(f"{name}, RTF end to end", values, compare))
+        rows.append(Row(f"{name}, seconds to first audio", {"": summary["first_audio"] or 0.0}))
     return rows
 
 

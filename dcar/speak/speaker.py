@@ -33,7 +33,7 @@ from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_what_is_not_read, phrases
-from dcar.speak.stream import Piece, in_one_thread, stream_audio
+from dcar.speak.stream import EVERY, Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice
 from dcar.text.inventory import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
@@ -289,7 +289,7 @@ class Speaker:
             [p.pause for p in parts],
         )
 
-    def _stream(self, parts: list[Phrase], voice: Voice, every: int = 25) -> Iterator[Piece]:
+    def _stream(self, parts: list[Phrase], voice: Voice, every: int = EVERY) -> Iterator[Piece]:
         pieces = self._pieces(parts, voice, every)
         return in_one_thread(pieces) if self._is_small() else pieces
 

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 FIRST = 8
 """Number of tokens of the first piece: 0.16 s, enough until the next one."""
+EVERY = 25
+"""Number of tokens between two calls of the vocoder: half a second."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,32 @@ def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
         yield item
 
 
+def tokens_before_audio(vocoder: TokenVocoder, every: int = EVERY) -> int:
+    """Return the number of tokens with which the vocoder is called first."""
+    return max(reach(vocoder) + FIRST, every)
+
+
+def speak_first_audio(
+    engine: Engine, prompt: Prompt, seed: int, vocoder: TokenVocoder, speaker: np.ndarray
+) -> np.ndarray:
+    """Return the first samples of a stream and stop: prefill, passes until the vocoder has as many
+    tokens as it needs, and its first window. speaker: voice features [F] of the prompt."""
+    needed, tokens, ended = tokens_before_audio(vocoder), list[int](), False
+    for _, new, result in engine.run([prompt], seed=seed, stream=True):
+        tokens += new
+        ended = result is not None
+        if len(tokens) >= needed:
+            break
+    return StreamingVocoder(vocoder, speaker).push(tokens, last=ended)
+
+
 def stream_audio(
     engine: Engine,
     prompts: Sequence[Prompt],
     seed: int,
     vocoder: TokenVocoder,
     speakers: Sequence[np.ndarray],
-    every: int = 25,
+    every: int = EVERY,
 ) -> Iterator[Piece]:
     """Decode the prompts in order, as many at once as the engine has rows, and yield audio once it
     is final.
@@ -65,7 +86,7 @@ def stream_audio(
     pieces of a prompt come in order; those of several prompts are interleaved. Raises the errors of
     `Engine.run`.
     """
-    first = max(reach(vocoder) + FIRST, every)
+    first = tokens_before_audio(vocoder, every)
     vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
     buffered: dict[int, list[int]] = {}  # tokens of a prompt that the vocoder has not got
     needed: dict[int, int] = {}  # tokens of a prompt before the vocoder runs

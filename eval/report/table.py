@@ -17,10 +17,11 @@ RIVALS = {"car", "dcar"}
 CONVENTION = (
     "Differences are method − baseline; below 0, the method makes fewer word errors. RTF: seconds "
     "of computing per second of speech, end to end (language model and vocoder), batch 1, median. "
-    "× FAR: RTF of FAR / RTF of the method."
+    "× FAR: RTF of FAR / RTF of the method. First audio: seconds until a stream has its first "
+    "samples, batch 1, median."
 )
 """Note printed once below every table."""
-NAME = 34  # characters of a method's name in the terminal, at most
+NAME = 26  # characters of a method's name in the terminal, at most
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -47,6 +48,7 @@ def _of(key: str, form: Callable[..., str] = number, *more: Any) -> Callable[[Ro
 
 
 METHOD: Column = ("method", lambda r: r["method"])
+FIRST_AUDIO: Column = ("first audio", _of("first_audio", number, 3))
 ERRORS: list[Column] = [
     ("WER %", _of("wer", percent)),
     ("95 % CI", _of("wer_ci", interval)),
@@ -57,6 +59,7 @@ ERRORS: list[Column] = [
     ("× CAR-1", _of("speedup_vs_car1")),
     ("LM RTF", _of("lm_rtf", number, 4)),
     ("LM × FAR", _of("lm_speedup_vs_far")),
+    FIRST_AUDIO,
     ("n", lambda r: str(r["n"])),
 ]
 TESTS: list[Column] = [
@@ -235,6 +238,7 @@ def short_table(result: dict[str, Any]) -> list[str]:
         ("tok/pass", _of("tokens_per_pass")),
         ("RTF", _of("rtf", number, 3)),
         *clock,
+        FIRST_AUDIO,
         ("n", lambda r: str(r["n"])),
     ]
     return aligned(table_of("", filled_columns(columns, rows), rows))

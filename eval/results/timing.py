@@ -5,7 +5,8 @@ RTF = compute time / audio time, lower is better; end to end: language model (wi
 verification) and vocoder. Every method, verifiers included, runs in the same engine. For every
 utterance all methods run one after the other, in an order that rotates, so that a slowdown of the
 machine affects all of them. On a GPU each decodes an utterance once before it is timed on it,
-because the step is captured as a graph at the first use of a shape. An interrupted timing
+because the step is captured as a graph at the first use of a shape. The time to first audio is
+measured by decoding once more until the vocoder can begin. An interrupted timing
 continues. If any method, its sampling or the machine changed, everything is timed again, because
 times of two sessions do not compare.
 """
@@ -20,13 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from dcar.decoding.kept import kept_engines
 from dcar.prompts.items import PromptItem
+from dcar.speak.stream import speak_first_audio
 from dcar.storage import digest_of
 from dcar.tracking import machine
 from dcar.vocoder.base import Vocoder
+from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.voicing import synthesize
 from eval.methods.registry import Entry
 from eval.results.store import RECORD_VERSION, RecordStore, read_jsonl
+
+TIMING_VERSION = 2  # of the records; those of another version are made again
 
 
 def synchronize(device: torch.device) -> None:
@@ -56,7 +62,7 @@ def time_methods(
     identity: of the vocoder and everything else that the times depend on.
     """
     timed = [[e.name, e.identity, vars(e.sampling)] for e in entries]
-    session = digest_of([RECORD_VERSION, timed, seed, machine(), identity])[:16]
+    session = digest_of([RECORD_VERSION, TIMING_VERSION, timed, seed, machine(), identity])[:16]
     store = RecordStore(out / "timings")
     chosen = items[:: max(1, len(items) // max(1, utterances))][:utterances]
     done = {(r["method"], r["id"]): r for r in read_jsonl(store.shard) if r["session"] == session}
@@ -95,10 +101,20 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     finished = time.perf_counter()
     # A decision is part of a step; only on a CPU, where operations are synchronous, it is timed.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
+    first_audio = None
+    if isinstance(vocoder, TokenVocoder):
+        kept = kept_engines(entry.decoder)
+        with kept.lock:
+            engine = kept.engine(entry.method, entry.sampling, rows=1)
+            started_again = time.perf_counter()
+            speak_first_audio(engine, item, seed, vocoder, item.speaker_embedding)
+            synchronize(device)
+            first_audio = time.perf_counter() - started_again
     return {
         "lm": decoded - started,
         "vocoder": finished - decoded,
         "policy": policy,
+        "first_audio": first_audio,
         "audio": len(result.tokens) / vocoder.token_rate,
         "tokens": len(result.tokens),
         "passes": result.passes,
@@ -108,7 +124,7 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
 
 def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
     """Return medians over utterances of one method; None for what was not timed, such as the
-    policy's share on a GPU."""
+    policy's share on a GPU, or the seconds to first audio with a vocoder that cannot stream."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
     values_of = {
         "lm_rtf": [r["lm"] / r["audio"] for r in mine],
@@ -117,6 +133,7 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
         "policy_share": []
         if any(r["policy"] is None for r in mine)
         else [r["policy"] / r["lm"] for r in mine],
+        "first_audio": [r["first_audio"] for r in mine if r["first_audio"] is not None],
     }
     return {
         name: float(np.median(values)) if values else None for name, values in values_of.items()

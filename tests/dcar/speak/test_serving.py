@@ -8,7 +8,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Engine, FixedChunk, decode
 from dcar.sampling import SamplingConfig
-from dcar.speak.stream import in_one_thread, stream_audio
+from dcar.speak.stream import in_one_thread, speak_first_audio, stream_audio
 
 SAMPLING = SamplingConfig(max_tokens=120, min_tokens=100, max_tokens_per_text_unit=40)
 
@@ -29,6 +29,19 @@ def test_streams_of_several_utterances_through_two_rows(prompts):
     order = [chunk.phrase for chunk in chunks]
     assert order != sorted(order)  # interleaved
     assert list(dict.fromkeys(order)) == [0, 1, 2]
+
+
+def test_the_first_audio_is_that_of_the_stream_and_leaves_the_engine_as_it_was(prompts):
+    vocoder, voice = tiny_vocoder(), random_voice(0)
+    for sampling in (SAMPLING, SamplingConfig(max_tokens=10, max_tokens_per_text_unit=40)):
+        engine = Engine(tiny_decoder(), FixedChunk(3), sampling, rows=1)
+        before = engine.decode(prompts[:1], seed=2)[0].tokens
+        first = speak_first_audio(engine, prompts[0], 2, vocoder, voice)
+        stream = stream_audio(engine, prompts[:1], 2, vocoder, [voice])
+        expected = next(piece.samples for piece in stream if len(piece.samples))
+        stream.close()
+        assert len(first) == len(expected) and np.allclose(first, expected, atol=1e-4)
+        assert engine.decode(prompts[:1], seed=2)[0].tokens == before
 
 
 def test_one_thread_while_something_is_made_and_no_longer():

@@ -62,6 +62,7 @@ def comparison() -> dict:
                     "lm": 1 / (1 + 0.1 * m),
                     "vocoder": 0.1,
                     "policy": 0.0,
+                    "first_audio": 0.1,
                     "audio": 1.0,
                     "tokens": 20,
                 }

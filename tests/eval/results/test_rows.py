@@ -84,6 +84,7 @@ def test_errors_are_tested_at_the_same_sampling_and_speeds_on_one_clock():
             "vocoder": 0.0,
             "audio": 1.0,
             "policy": 0.0,
+            "first_audio": 0.1,
             "tokens": 10,
         }
         for m, lm in (("far", 4.0), ("far@t0", 2.0), ("car-1", 3.0), ("dcar@t0", 1.0))

@@ -83,12 +83,14 @@ def test_speedup_is_the_quotient_of_the_times_in_the_table():
             "audio": 2.0,
             "tokens": 9,
             "policy": None,
+            "first_audio": None if m == "far" else lm / 100,
         }
         for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4)))
         for i, lm in enumerate(values)
     ]
     far, car = timing.summarize(times, "far"), timing.summarize(times, "car-2")
     assert (far["rtf"], car["rtf"]) == (3.5, 1.5)
+    assert (far["first_audio"], car["first_audio"]) == (None, 0.02)
     assert timing.speedup(car, far, "rtf") == 3.5 / 1.5 and timing.speedup(car, far, "lm_rtf") == 3
     assert (
         timing.speedup(car, None, "rtf")

@@ -23,7 +23,8 @@ from pathlib import Path
 from dcar.cli import resolve
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import settings_of
-from dcar.errors import ConfigError
+from dcar.corpus.read import canonical_split, corpus_parts
+from dcar.errors import ConfigError, DataError
 from dcar.process import claimed, run_command
 from launch.pipeline import Job, run_pipeline, words
 
@@ -207,11 +208,27 @@ def processes_of(config: PaperConfig) -> int:
     return config.processes or gpus
 
 
+def check_corpus(config: PaperConfig) -> None:
+    """Raise DataError if the LibriTTS folder lacks a split or the test set, before stages run for
+    hours."""
+    splits = {canonical_split(part.name) for part in corpus_parts("libritts", config.data)}
+    if absent := sorted({"train", "dev"} - splits):
+        raise DataError(
+            f"{config.data}: contains no subset of the split {' and '.join(absent)}; unpack "
+            "train-clean-100 and dev-clean as well"
+        )
+    if config.testset_b:
+        corpus_parts("unicats", config.testset_b, audio_root=config.data)
+    else:
+        corpus_parts("libritts", config.data, subsets=["test-clean"])
+
+
 def run(config: PaperConfig, overrides: dict[str, list[str]]) -> None:
     """Run the stages that are not finished. Raises DCARError if one fails, StoppedError if it is
     stopped."""
     stages, out = pipeline(config, overrides, processes_of(config)), Path(config.out)
     check_overrides(stages, overrides)
+    check_corpus(config)
     on_cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     with claimed(out / "jobs"):  # the stages write to folders next to it
         save_config(config, out / "paper.yaml")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from rl.config import DCPOConfig
 
 Tokens = Sequence[Sequence[int]]
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest magnitude of a reward; the spread of larger ones would overflow."""
 Rollouts = Sequence[RolloutRecord]
 Reward = Callable[..., Sequence[float | None]]
 """Reward function, with optional attributes.
@@ -62,15 +64,16 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     tokens of the recording; utterance_id, speaker, duration (seconds of the recording); rollouts:
     everything (`RolloutRecord`). Further columns of the data set follow.
     """
-    items, tokens = [r.item for r in records], [r.result.tokens for r in records]
+    items = [r.item for r in records]
+    # copies, because a reward may change what it receives in place
     found: dict[str, Any] = {
-        "completions": tokens,
-        "completion_ids": tokens,
-        "chunk_sizes": [r.result.sizes for r in records],
+        "completions": [list(r.result.tokens) for r in records],
+        "completion_ids": [list(r.result.tokens) for r in records],
+        "chunk_sizes": [list(r.result.sizes) for r in records],
         "prompts": [i.text for i in items],
         "text": [i.text for i in items],
         "text_ids": [i.target_text_ids for i in items],
-        "reference_tokens": [i.reference_tokens for i in items],
+        "reference_tokens": [list(i.reference_tokens) for i in items],
         "speaker": [i.speaker for i in items],
         "utterance_id": [i.utterance_id for i in items],
         "duration": [i.duration for i in items],
@@ -79,7 +82,7 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     }
     if any(r.sample_rate for r in records):
         found |= {
-            "audio": [r.wave for r in records],
+            "audio": [None if r.wave is None else r.wave.copy() for r in records],
             "sample_rate": max(r.sample_rate for r in records),
         }
     further = items[0].columns if items else {}
@@ -129,11 +132,11 @@ def score(
         except Exception as error:  # a user's reward may raise anything; it is counted
             for record in records:
                 record.fail(f"reward {names[j]}: {cause(error)}")
-    parts[np.isinf(parts)] = NAN
+    parts[np.abs(parts) > LARGEST] = NAN
     failed = np.isnan(parts) & applies
     for record, bad, applied in zip(records, failed, applies, strict=True):
         if bad.any():
-            record.fail(f"{names[bad.argmax()]} returned no finite number")
+            record.fail(f"{names[bad.argmax()]} returned no finite number of float32")
         elif not applied.any():
             record.fail("no reward applies to it: all returned None")
     return np.where(failed.any(1) | ~applies.any(1), NAN, weighted_sum(parts, weights)), parts

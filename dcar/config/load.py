@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import difflib
 import enum
+import os
 import re
 import sys
 import textwrap
@@ -80,6 +81,11 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         s.key for s in known.values() if s.default is MISSING and s.key not in converted
     ]:
         raise ConfigError(f"{missing[0]} is not set: give {missing[0]}=…")
+    if "out" in known and known["out"].meaning.place:
+        out = converted.get("out", known["out"].default)
+        if out and os.path.islink(os.path.normpath(out)):
+            # a link to another disk stays: what is written replaces files and folders whole
+            converted["out"] = os.path.realpath(out)
     try:
         return _build(top, None, "", converted, top)
     except ConfigError as error:

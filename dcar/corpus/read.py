@@ -256,7 +256,7 @@ def validate_corpus(
 ) -> list[Problem]:
     """Return every bad row in corpus order: repeated id, text that cannot be spoken, audio that is
     missing, unreadable, not finite or silent, duration outside min_seconds…max_seconds, a prompt
-    that is unreadable or shorter than 1 s.
+    that is unreadable, shorter than 1 s or longer than max_seconds.
 
     One row may have several problems. All audio is decoded, `num_workers` files at a time.
     Recordings with a lower sample rate than speech encoders use are not a problem, but a warning
@@ -350,10 +350,11 @@ def examine(
         report(str(error))
     try:
         prompt = u.load_prompt()
-        if prompt is not None and len(prompt[0]) / prompt[1] < MIN_PROMPT_SECONDS:
+        seconds = len(prompt[0]) / prompt[1] if prompt is not None else MIN_PROMPT_SECONDS
+        if not MIN_PROMPT_SECONDS <= seconds <= max(max_seconds, MIN_PROMPT_SECONDS):
             report(
-                f"utterance {u.id}: the prompt {u.prompt_audio} is "
-                f"{len(prompt[0]) / prompt[1]:.2f} s, at least {MIN_PROMPT_SECONDS:g} s are needed"
+                f"utterance {u.id}: the prompt {u.prompt_audio} is {seconds:.2f} s, outside "
+                f"{MIN_PROMPT_SECONDS:g}…{max_seconds:g} s; cut it"
             )
     except AudioError as error:
         report(str(error))

@@ -92,7 +92,7 @@ class Split:
             for name in SCHEMA
             if name not in ("speaker", "id_rank", "digest_rank")
         }
-        ours, theirs = self._speakers(), other._speakers()
+        ours, theirs = self.speakers(), other.speakers()
         place = {name: i for i, name in enumerate(sorted({*ours[0], *theirs[0]}))}
         columns["speaker"] = np.concatenate(
             [
@@ -107,7 +107,7 @@ class Split:
             max(self.largest_text_id, other.largest_text_id),
         )
 
-    def _speakers(self) -> tuple[list[str], np.ndarray]:
+    def speakers(self) -> tuple[list[str], np.ndarray]:
         """Return the names of the speakers, and for every row the index of its speaker's name.
         Reads one row per speaker."""
         _, first, numbers = np.unique(

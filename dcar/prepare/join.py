@@ -28,6 +28,7 @@ from dcar.prepare.prepared import (
     RESIDUAL_COLUMNS,
     check_out_dir,
     load_prepared,
+    note_equal_speakers,
     prepared_info,
     residual_of,
     save_splits,
@@ -151,6 +152,8 @@ def join(config: JoinConfig) -> Path:
                 f"{config.data[0]} has {layers or 1}; prepare it again with the same residual and "
                 "tokenizer"
             )
+    names = [load_prepared(folder, "train").unique("speaker") for folder in config.data]
+    note_equal_speakers([info.corpus for info in infos], names)
     columns = [*COLUMNS, *(RESIDUAL_COLUMNS if layers else ())]
 
     def rows_of(folder: str, split: str) -> Dataset:

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -317,6 +318,25 @@ class CorpusInfo:
     path: str | None = None
     audio_root: str | None = None
     subsets: list[Any] | None = None
+
+
+def note_equal_speakers(corpora: Sequence[CorpusInfo], speakers: Sequence[Iterable[str]]) -> None:
+    """Log the names that speakers of different corpora share, since each name counts as one
+    person; corpora made from the same recordings may share all of them."""
+    found: dict[str, CorpusInfo] = {}
+    shared = {
+        name
+        for corpus, names in zip(corpora, speakers, strict=True)
+        for name in names
+        if found.setdefault(name, corpus) != corpus
+    }
+    if shared:
+        logger.warning(
+            "%d speakers have the same name in several corpora and count as one person each: %s; "
+            "if they are not, prepare one of the corpora again with other names",
+            len(shared),
+            shorten(", ".join(sorted(shared)), 200),
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,12 @@ def run(
         from dcar.tokens.load import load_tokenizer  # imported late: its packages are heavy
 
         tokenizer = load_tokenizer(config.tokenizer, own_device(config.device))
+    longest = getattr(tokenizer, "max_seconds", math.inf)  # not every tokenizer has a limit
+    if config.max_seconds > longest:
+        raise ConfigError(
+            f"max_seconds={config.max_seconds:g}: {tokenizer.name} reads at most {longest:g} s; "
+            f"set max_seconds={longest:g}"
+        )
     fingerprint = corpus.fingerprint(fingerprint_settings(config, tokenizer, speaker_encoder))
 
     done = partial(finished, config, fingerprint)
@@ -191,12 +198,25 @@ def _read(
             yield chunk, None, {}
             continue
         found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
+        problems: list[Problem] = []
         recordings = {
-            split: analyse(jobs, encoder(), rate, config.max_seconds, pool, found.loaded)
+            split: analyse(
+                jobs,
+                encoder(),
+                rate,
+                config.max_seconds,
+                pool,
+                found.loaded,
+                problems if config.skip_bad else None,
+            )
             for split, jobs in found.jobs.items()
             if jobs
         }
-        yield chunk, found._replace(loaded=None), recordings
+        yield (
+            chunk,
+            found._replace(loaded=None, problems=[*found.problems, *problems]),
+            recordings,
+        )
 
 
 def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[str]:

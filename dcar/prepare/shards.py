@@ -21,7 +21,7 @@ import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
-from dcar.errors import AudioError, DataError
+from dcar.errors import AudioError, DataError, TextError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import digest, file_differences, replacing
 from dcar.text.phonemes import text_to_ids
@@ -154,15 +154,26 @@ def analyse(
     max_seconds: float,
     pool: ThreadPoolExecutor,
     loaded: Mapping[str, Loaded] | None = None,
+    problems: list[Problem] | None = None,
 ) -> list[AnalysedJob]:
     """Read and analyse the recordings of a shard in the workers, in the order of `jobs`.
 
     A slowed copy of more than `max_seconds` is left out. rate: the tokenizer's `input_rate`.
-    loaded: recordings by `Utterance.source`, if they were decoded already. Raises AudioError,
-    TextError.
+    loaded: recordings by `Utterance.source`, if they were decoded already. problems: list to which
+    rows that cannot be analysed (speech without a voice, for example) are added, to be left out;
+    without it, they raise AudioError or TextError with the row's name.
     """
 
     def one(job: Job) -> AnalysedJob:
+        try:
+            return whole(job)
+        except (AudioError, TextError) as error:
+            if problems is None:
+                raise
+            problems.append(Problem(job.utterance.id, job.utterance.source, str(error)))
+            return AnalysedJob(job, [], None, None)
+
+    def whole(job: Job) -> AnalysedJob:
         u, place = job.utterance, _place(job)
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
         speech = Analysed.of(place, Sound(*audio), job.speed, rate, encoder)
@@ -194,7 +205,7 @@ def tokenise(
 
     kept = [(row, row.speech) for row in analysed if row.speech is not None]
     if left_out := len(analysed) - len(kept):
-        logger.info("%d slowed copies are longer than max_seconds and are left out", left_out)
+        logger.info("%d bad rows and copies longer than max_seconds are left out", left_out)
         bar.update(left_out)
     speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual, bar)
     voices = _voices([sound for _, sound in kept], encoder)

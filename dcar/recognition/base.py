@@ -6,19 +6,24 @@ that is empty or not finite raises AudioError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from dcar.audio import ENCODER_SAMPLE_RATE, resample
+from dcar.audio import ENCODER_SAMPLE_RATE, SILENCE_PEAK, resample
 from dcar.tokens.base import by_length, check_waveform
 from dcar.voices.speech import windows
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
 """Samples that a recogniser needs at 16 kHz, one analysis window; shorter waveforms are padded
 with silence."""
+
+SOUNDS = re.compile(r"\[[^\]]*\]|\([^)]*\)|[♪♫]+")
+"""Sounds that Whisper describes instead of words: [Music], (upbeat music), [BLANK_AUDIO]. Nobody
+says these; Whisper's own normaliser removes them."""
 
 WINDOW_SECONDS = 30.0
 """Longest window that is transcribed at once: recognisers are trained on recordings of up to about
@@ -55,8 +60,9 @@ def in_windows(
     sample_rate: int,
     seconds: float = WINDOW_SECONDS,
 ) -> list[str]:
-    """Return the transcripts of waveforms of any length; those longer than `seconds` are
-    transcribed in windows (`dcar.voices.speech.windows`).
+    """Return the transcripts of waveforms of any length, without descriptions of sounds. Those
+    longer than `seconds` are transcribed in windows (`dcar.voices.speech.windows`); digital silence
+    is not transcribed.
 
     transcribe: function from waveforms at 16 kHz to their transcripts. Raises AudioError for an
     empty, non-finite or non-mono waveform.
@@ -64,10 +70,16 @@ def in_windows(
     rate = ENCODER_SAMPLE_RATE
     ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
     parts = [
-        [to_recognizer_rate(part, rate) for part in windows(wave, rate, seconds)] for wave in ready
+        [
+            to_recognizer_rate(part, rate)
+            for part in windows(wave, rate, seconds)
+            if np.abs(part).max() >= SILENCE_PEAK
+        ]
+        for wave in ready
     ]
     texts = iter(transcribe([part for of_wave in parts for part in of_wave]))
-    return [" ".join(filter(None, [next(texts) for _ in of_wave])) for of_wave in parts]
+    words = (" ".join(next(texts) for _ in of_wave) for of_wave in parts)
+    return [" ".join(SOUNDS.sub(" ", text).split()) for text in words]
 
 
 def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate: int) -> list[str]:

@@ -27,6 +27,7 @@ from dcar.recognition.base import batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import identified
 from dcar.sources.packages import pip_extra
+from heads.checkpoint import tensors_checksum
 
 CPU_BATCH_SECONDS = 20.0
 """Padded audio in one batch on a CPU, in seconds."""
@@ -169,6 +170,8 @@ def load_nemo(
                 f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); {remedy}"
             ) from error
     name = identified(path.stem if is_file else str(source), source)
+    if "@" not in name:  # from NVIDIA's catalogue, which has no commits
+        name = f"{name}@{tensors_checksum(model.state_dict())[:8]}"
     if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,15 @@ import scipy.linalg
 
 from dcar.config import load_config, setting
 from dcar.config.commands import DeviceSettings, SeedSettings
-from dcar.corpus.read import KINDS, Utterance, load_corpus
+from dcar.corpus.read import (
+    KINDS,
+    Decoded,
+    Problem,
+    Utterance,
+    describe,
+    examine,
+    read_corpus,
+)
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
 from dcar.text.phonemes import text_to_ids
@@ -80,6 +88,7 @@ class FitTokenizerConfig(SeedSettings, DeviceSettings):
     projection_size: int = setting(
         0, "Number of directions that distinguish phonemes; 0 = no projection.", minimum=0
     )
+    skip_bad: bool = setting(False, "Leave out bad rows instead of stopping.")
     report_utterances: int = setting(
         600, "Largest number of utterances in the report; 0 = no report.", minimum=0
     )
@@ -93,14 +102,13 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     order = np.random.default_rng(config.seed)
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
-    waves = (u.load() for u in shuffled)
     encoder: StateEncoder = WhisperEncoder(device=own_device(config.device))
     if config.encoder != encoder.name:
         from dcar.tokens.hubert import parse_encoder, shared_hubert
 
         encoder = shared_hubert(*parse_encoder(config.encoder), own_device(config.device))
     tokenizer = KMeansTokenizer.fit(
-        waves,
+        (wave for _, wave in usable(shuffled, encoder.max_seconds, config.skip_bad)),
         encoder,
         vocab_size=config.vocab_size,
         max_frames=config.max_frames,
@@ -115,8 +123,9 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
     if config.report_utterances:
         held_out = _utterances(config, REPORT_SPLIT if config.split else None)
-        chosen = order.permutation(len(held_out))[: config.report_utterances]
-        report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
+        chosen = [held_out[i] for i in order.permutation(len(held_out))]
+        good = usable(chosen, encoder.max_seconds, config.skip_bad)
+        report |= describe_codes(tokenizer, [u for u, _ in islice(good, config.report_utterances)])
         logger.info(
             "fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"})
         )
@@ -125,7 +134,9 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 
 
 def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance]:
-    found = load_corpus(config.corpus, config.path, split)
+    utterances, problems = read_corpus(config.corpus, config.path)
+    _leave_out(problems, config.skip_bad)
+    found = [u for u in utterances if split in (None, u.split)]
     if not found:
         raise DataError(
             f"fit-tokenizer: the {config.corpus} corpus {config.path or ''} has no utterances in "
@@ -133,6 +144,32 @@ def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance
             "corpus), or give lists of ids (docs/data.md)"
         )
     return found
+
+
+def _leave_out(problems: list[Problem], skip_bad: bool) -> None:
+    """Log bad rows that are left out. Raises DataError for them if `skip_bad` is false."""
+    if problems and not skip_bad:
+        raise DataError(
+            f"fit-tokenizer: {len(problems)} bad rows; repair them or set skip_bad=true:\n"
+            f"{describe(problems, 50)}"
+        )
+    if problems:
+        logger.warning("%d bad rows are left out:\n%s", len(problems), describe(problems, 5))
+
+
+def usable(
+    utterances: Iterable[Utterance], max_seconds: float, skip_bad: bool
+) -> Iterator[tuple[Utterance, Decoded]]:
+    """Iterate over the utterances that can be read, with their waveforms and rates.
+
+    Raises DataError for a text that cannot be spoken, or a recording that cannot be read or is
+    longer than `max_seconds`, unless `skip_bad` is set.
+    """
+    for u in utterances:
+        problems, decoded, _ = examine(u, 0, max_seconds)
+        _leave_out(problems, skip_bad)
+        if decoded is not None and not problems:
+            yield u, decoded
 
 
 def sharpen(
@@ -148,9 +185,10 @@ def sharpen(
     # standardised states [T, D] of each utterance, and its phonemes
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     frames = 0
-    for i in in_turn([u.speaker for u in utterances]):
-        states = tokenizer.encoder(*utterances[i].load())
-        sequence = phoneme_states(text_to_ids(utterances[i].text))
+    turns = (utterances[i] for i in in_turn([u.speaker for u in utterances]))
+    for u, wave in usable(turns, tokenizer.max_seconds, config.skip_bad):
+        states = tokenizer.encoder(*wave)
+        sequence = phoneme_states(text_to_ids(u.text))
         if len(states) >= len(sequence):
             pairs.append((tokenizer.coordinates(states), sequence))
         frames += len(states)

@@ -44,6 +44,7 @@ class HubertEncoder:
     float32 on any device."""
 
     kind, name = "hubert-kmeans", "hubert"
+    max_seconds = MAX_SECONDS
 
     def __init__(self, source: str | Path, layer: int = -1, device: str = "cpu") -> None:
         """Load the model. `source`: folder or hub name. `layer`: counted as by
@@ -140,10 +141,12 @@ def shared_hubert(source: str, layer: int, device: str) -> HubertEncoder:
 
 
 def parse_encoder(spec: str) -> tuple[str, int]:
-    """Parse `hubert:SOURCE[@LAYER]` into (source, layer). Raises ConfigError for anything else."""
-    source, at, layer = spec.removeprefix("hubert:").rpartition("@")
-    if not at:
-        source, layer = layer, "-1"
+    """Parse `hubert:SOURCE[@LAYER]` into (source, layer), the last layer if none is given. An @
+    within the path of a folder belongs to it. Raises ConfigError for anything else."""
+    whole = spec.removeprefix("hubert:")
+    source, at, layer = whole.rpartition("@")
+    if not at or "/" in layer or Path(whole).exists():
+        source, layer = whole, "-1"
     if not spec.startswith("hubert:") or not source or not layer.lstrip("-").isdigit():
         raise ConfigError(f"encoder={spec}: write whisper-base or hubert:FOLDER_OR_NAME[@LAYER]")
     return source, int(layer)

@@ -40,6 +40,7 @@ class StateEncoder(Protocol):
     rate_hz: float
     state_size: int
     sha256: str
+    max_seconds: float  # longest waveform that it reads
 
     @property
     def identity(self) -> str:
@@ -115,6 +116,7 @@ class KMeansTokenizer:
                 "positive; run `dcar fit-tokenizer`"
             )
         self.encoder, self.rate_hz = encoder, encoder.rate_hz
+        self.max_seconds = encoder.max_seconds
         self.name = name or f"{encoder.name}-kmeans"
         self.vocab_size = int(self.centroids.shape[0])
         self.provenance = dict(provenance or {})

@@ -115,9 +115,11 @@ class RVQCodec(CodecTokenizer):
 
 def parse_layers(spec: str) -> tuple[str, int]:
     """Return folder or name, and number of layers, of NAME[@LAYERS]; 1 layer if no number is
-    given."""
+    given, or the folder's own name ends in one."""
     source, _, layers = spec.rpartition("@")
-    return (source, int(layers)) if source and layers.isdecimal() else (spec, 1)
+    if source and layers.isdecimal() and not Path(spec).exists():
+        return source, int(layers)
+    return spec, 1
 
 
 class SpeechTokenizerCodec(RVQCodec):

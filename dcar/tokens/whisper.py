@@ -49,6 +49,7 @@ class WhisperEncoder:
 
     kind, name, sha256 = "whisper-kmeans", "whisper-base", WHISPER_BASE_SHA256
     rate_hz, state_size = 50.0, 512
+    max_seconds = MAX_SECONDS
 
     def __init__(self, tail_seconds: float = 0.5, device: str | torch.device = "cpu") -> None:
         """Store the settings. tail_seconds: silence after every waveform."""

@@ -20,7 +20,12 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.batch import SpeechBatch, speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import load_split, prepared_info
+from dcar.prepare.prepared import (
+    PreparedInfo,
+    load_split,
+    note_equal_speakers,
+    prepared_info,
+)
 from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.sources.shipped import resolve
 
@@ -251,26 +256,28 @@ class TokenBatchSampler(BucketBatchSampler):
             yield [(self.epoch, int(i)) for i in batches[step]]
 
 
-def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
+def with_replay(train: Split, replay: str, prepared: PreparedInfo) -> Split:
     """Return the training rows, followed by those of the prepared corpus `replay` ("starter": the
     shipped one).
 
-    identity: vocabulary, tokenizer and phonemes of the training rows. Raises DataError if those of
-    the other corpus differ.
+    prepared: the corpus of the training rows. Raises DataError if tokenizer or phonemes of the
+    other one differ.
     """
     import datasets
 
     folder = resolve(replay, "prepared")
     info = prepared_info(folder)
-    made, wanted = info.tokenizer.checksum, identity["tokenizer"].rpartition("@")[2]
-    if made != wanted or info.phonemes != identity["phonemes"]:
+    made, wanted = info.tokenizer.checksum, prepared.tokenizer.checksum
+    if made != wanted or info.phonemes != prepared.phonemes:
         raise DataError(
             f"replay {folder}: has tokens of {info.tokenizer.name} ({made[:12]}) and "
             f"phonemes {info.phonemes}, but the training data has tokens of "
-            f"{wanted[:12]} and phonemes {identity['phonemes']}; prepare both in the same way, or "
+            f"{wanted[:12]} and phonemes {prepared.phonemes}; prepare both in the same way, or "
             "omit replay"
         )
     replayed = load_split(folder, "train")
+    names = [train.speakers()[0], replayed.speakers()[0]]
+    note_equal_speakers([prepared.corpus, info.corpus], names)
     own, other = train.rows, replayed.rows
     # if one corpus has recorded prompts, those of the other must be recordings too
     if "recorded" in own.column_names and "recorded" not in other.column_names:

@@ -302,7 +302,7 @@ def fit(
     Training resumes from the checkpoint `last`, if there is one; the caller has checked that it
     belongs to this model.
     """
-    rows = with_replay(train, config.replay, data_identity(prepared)) if config.replay else train
+    rows = with_replay(train, config.replay, prepared) if config.replay else train
     trainer = CARTrainer(
         config,
         model,

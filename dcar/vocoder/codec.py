@@ -19,6 +19,7 @@ import torch
 from dcar.audio import save_audio
 from dcar.errors import AssetError, DataError
 from dcar.sources.hub import read_weights
+from dcar.storage import digest, digest_of
 from dcar.tokens.codec import CodecTokenizer
 from dcar.vocoder.base import PromptAudio
 
@@ -101,12 +102,16 @@ class CosyVoiceVocoder(OneByOne):
             ) from error
         path = Path(folder)
         second = (path / "cosyvoice2.yaml").is_file()
-        for name in ("cosyvoice2.yaml" if second else "cosyvoice.yaml", "flow.pt", "hift.pt"):
+        settings = "cosyvoice2.yaml" if second else "cosyvoice.yaml"
+        for name in (settings, "flow.pt", "hift.pt"):
             if not (path / name).is_file():
                 raise AssetError(
                     f"{path / name}: is missing; to get a CosyVoice model, run `modelscope "
                     "download iic/CosyVoice2-0.5B --local_dir FOLDER`"
                 )
+        self.checksum = digest_of(
+            [digest(path / name) for name in (settings, "flow.pt", "hift.pt")]
+        )
         for name in ("flow.pt", "hift.pt"):
             # raises an error if the file contains more than tensors, which CosyVoice does not check
             read_weights(path / name, name)

@@ -67,9 +67,10 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
 
 def vocoder_identity(vocoder: Any, spec: str) -> str:
     """Return what determines the sound of a vocoder: for our own, the checksum of the weights;
-    for others, their setting and their own checksum."""
+    for others, their setting and their own checksum, or that of their codec."""
     if isinstance(vocoder, TokenVocoder):
         return tensors_checksum(vocoder.state_dict())
     if isinstance(vocoder, ResidualVocoder):
         return vocoder.checksum
-    return f"{spec} {vocoder.tokenizer.rpartition('@')[2]}".strip()
+    checksum = getattr(vocoder, "checksum", vocoder.tokenizer.rpartition("@")[2])
+    return f"{spec} {checksum}".strip()

@@ -344,6 +344,12 @@ def _names_a_policy(name: str) -> bool:
         return False
 
 
+def named_folder(item: str) -> tuple[str, str]:
+    """Return name and folder of a policy given as name=folder, or as a folder: then no name."""
+    name, equals, folder = item.partition("=")
+    return ("", item) if not equals or "/" in name or Path(item).exists() else (name, folder)
+
+
 def load_models(
     decoder: str,
     far_decoder: str,
@@ -360,7 +366,7 @@ def load_models(
     loaded: dict[str, ChunkPolicy] = {}
     target = load_decoder(decoder, device, dtype=dtype)
     for item in policies:
-        name, _, folder = item.rpartition("=")
+        name, folder = named_folder(item)
         if not name and len(policies) > 1:
             name = Path(folder).name
         if name in loaded:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import group_families, short_name
+from eval.methods.registry import named_folder
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
 from eval.results.pareto import SPEED_AXES, difference, front_rows, speed_axis
@@ -105,7 +106,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         ),
     ]
     if corpus_kind(result) == "starter":  # the demo page supports only the shipped tokens
-        policy = config["policies"][0].rpartition("=")[2] if config["policies"] else ""
+        policy = named_folder(config["policies"][0])[1] if config["policies"] else ""
         demo = {
             "decoder": config["decoder"],
             "far_decoder": config["far_decoder"] or "",

@@ -318,9 +318,8 @@ def load_scorers(
         elif spec in PACKAGED:
             kind, packaged = PACKAGED[spec]
             score = _without_speaker(packaged())
-        elif prefix == "utmos" and files.count("#") == 1:
-            clone, weights = files.split("#")
-            kind, score = "quality", _without_speaker(UTMOS(clone, weights, device))
+        elif prefix == "utmos" and "#" in files:
+            kind, score = "quality", _without_speaker(UTMOS(*_clone_and_weights(files), device))
         elif (own := _own_scorer(spec)) is not None:
             version = module_digest(spec.rpartition(".")[0])[:8]
             kind, score = getattr(own, "kind", "quality"), _without_speaker(own, f"@{version}")
@@ -337,6 +336,13 @@ def load_scorers(
             )
         loaded[name] = Scorer(name, kind, spec, score)
     return loaded
+
+
+def _clone_and_weights(files: str) -> tuple[str, str]:
+    """Split CLONE#WEIGHTS.pt, in whose paths there may be further `#`."""
+    places = [i for i, character in enumerate(files) if character == "#"]
+    at = next((i for i in places if Path(files[:i]).is_dir()), places[0])
+    return files[:at], files[at + 1 :]
 
 
 def _own_scorer(spec: str) -> Quality | None:

@@ -17,6 +17,7 @@ from numpy.polynomial import Polynomial
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError
+from dcar.sources.hub import identified
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
 
@@ -72,6 +73,7 @@ class _DNSMOS:
                 f"{path}: the DNSMOS network is missing; run `pip install --force-reinstall "
                 "speechmos`"
             )
+        self.name = identified(self.name, path)
         self._session = onnx_session(path)
 
     def rate(self, audio: np.ndarray) -> float:

@@ -15,12 +15,12 @@ import torch
 from launched import environment
 from test_docs import config_of
 from test_quickstart import ROOT, read, settings
-from tiny_corpora import write_starter_as_libritts
+from tiny_corpora import write_libritts, write_starter_as_libritts
 from tiny_nemo import save_transducer
 from tiny_pretrained import save_hubert, save_whisper
 
 from dcar.cli import resolve
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, DataError
 from launch import paper
 from launch.paper import PaperConfig, of_stages, pipeline
 from launch.pipeline import Job
@@ -124,6 +124,23 @@ def test_what_no_stage_understands_is_refused_before_the_first_one(
     monkeypatch.setattr(paper, "run_pipeline", lambda *_: pytest.fail("a stage ran"))
     with pytest.raises(ConfigError, match=message):
         paper.main(["data=data", f"out={tmp_path}", "device=cpu", given])
+
+
+@pytest.mark.parametrize(
+    ("subsets", "given", "message"),
+    [
+        (["train-clean-100", "dev-clean"], [], "test-clean"),
+        (["train-clean-100", "test-clean"], [], "split dev"),
+        (["train-clean-100", "dev-clean"], ["testset_b=nothing"], "nothing"),
+    ],
+)
+def test_a_corpus_that_lacks_a_part_is_refused_before_the_first_stage(
+    subsets, given, message, tmp_path, monkeypatch
+):
+    data = write_libritts(tmp_path / "LibriTTS", dict.fromkeys(subsets, 1))
+    monkeypatch.setattr(paper, "run_pipeline", lambda *_: pytest.fail("a stage ran"))
+    with pytest.raises(DataError, match=message):
+        paper.main([f"data={data}", f"out={tmp_path / 'out'}", "device=cpu", *given])
 
 
 def test_the_script_takes_folders_from_where_it_is_called(tmp_path):

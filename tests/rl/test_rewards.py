@@ -23,6 +23,7 @@ from dcar.errors import AudioError, ConfigError
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
 from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
+from rl.objective import group_advantages
 from rl.rewards import (
     CERReward,
     LikelihoodReward,
@@ -188,6 +189,38 @@ def test_a_total_is_the_sum_of_the_rewards_that_apply():
     assert [bool(r.failure) for r in records] == [math.isnan(c[2]) for c in cases]
     assert "None" in records[3].failure
     assert records[5].failure.startswith("<lambda>_2 ")
+
+
+def test_a_reward_that_changes_what_it_receives_changes_nothing_else():
+    def destructive(completions, audio, chunk_sizes, reference_tokens, **columns):
+        for tokens in (*completions, *chunk_sizes, *reference_tokens):
+            tokens.clear()
+        for wave in audio:
+            wave[:] = 0
+        return [1.0 for _ in completions]
+
+    def length(completions, audio, **columns):
+        return [
+            len(tokens) + float(wave.sum()) for tokens, wave in zip(completions, audio, strict=True)
+        ]
+
+    one = record()
+    one.wave, one.sample_rate = np.ones(4, np.float32), 16_000
+    before = list(one.item.reference_tokens)
+    total, parts = score([one], [destructive, length], [1.0, 1.0])
+    assert total.tolist() == [8.0] and parts.tolist() == [[1.0, 7.0]]
+    assert one.result.tokens == [0, 1, 2] and one.result.sizes == [1]
+    assert list(one.item.reference_tokens) == before
+
+
+def test_a_reward_beyond_float32_is_missing():
+    """Its group's spread once overflowed, so that all advantages were 0."""
+    records = [record(i) for i in range(3)]
+    total, _ = score(records, [lambda completions, **_: [1e300, -1e30, 2.0]], [1.0])
+    np.testing.assert_array_equal(total, [np.nan, -1e30, 2.0])
+    assert "no finite number of float32" in records[0].failure
+    values = group_advantages(torch.from_numpy(total), 3).values
+    assert values[0] == 0 and values[1] < 0 < values[2]
 
 
 def test_every_reward_has_a_name_of_its_own_in_the_log():

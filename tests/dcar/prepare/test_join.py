@@ -103,6 +103,34 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
         }
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_an_out_that_is_a_link_stays_one(tmp_path, there):
+    """The link was once replaced by a folder on its own disk; one to nothing failed at the end."""
+    data, target, link = (
+        write_prepared(tmp_path / "data"),
+        tmp_path / "disk" / "both",
+        tmp_path / "l",
+    )
+    if there:
+        target.mkdir(parents=True)
+    link.symlink_to(target)
+    main(["prepare", "mode=join", f"data={data}", f"out={link}/"])
+    assert link.is_symlink() and (target / "prepared.json").is_file()
+    assert [p.name for p in target.parent.iterdir()] == ["both"]
+
+
+def test_equal_names_of_different_corpora_are_named(tmp_path, caplog):
+    first = write_prepared(tmp_path / "first")
+    rows = load_prepared(first, "train").map(lambda row: {"id": f"other_{row['id']}"})
+    content = prepared_info(first).content
+    for name, corpus in (("same", content["corpus"]), ("other", {"kind": "folder", "path": "/b"})):
+        save_splits(tmp_path / name, [("train", rows)], content | {"corpus": corpus})
+        caplog.clear()
+        join(JoinConfig([str(first), str(tmp_path / name)], str(tmp_path / f"{name}2"), share=0))
+        noted = "2 speakers have the same name in several corpora" in caplog.text
+        assert noted == (name == "other") == ("s0, s1" in caplog.text)
+
+
 def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_first(tmp_path):
     first = write_prepared(tmp_path / "first")
     second = write_prepared(tmp_path / "second", train=5, dev=2)

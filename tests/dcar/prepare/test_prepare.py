@@ -14,7 +14,7 @@ from tiny_corpora import rows_of, tone, toy_prepare, toy_settings, write_manifes
 from tiny_data import ToyEncoder, ToyTokenizer
 from tones import noise
 
-from dcar.errors import ConfigError, DataError
+from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare import prepared
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.recordings import source_utterances
@@ -234,6 +234,31 @@ def test_prompts_are_tokenised_too(tmp_path):
     assert len(with_prompt["prompt_voice"]) == 298
     assert (without["prompt_speech"], without["prompt_voice"]) == ([], [])
     assert with_prompt["audio"] == str(tmp_path / "0.wav")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_no_model_can_read_is_a_bad_row(tmp_path, stream):
+    """A prompt that is too long for the tokenizer, and a recording without a voice, once stopped
+    preparation at the same place every time."""
+    rows = [
+        {"audio": "0.wav", "speaker": "a", "split": "train"},
+        {"audio": "0.wav", "prompt_audio": "1.wav", "prompt_text": "Oh.", "split": "train"},
+        {"audio": "2.wav", "split": "train"},
+    ]
+    manifest = write_manifest(tmp_path, rows, [tone(1.0), tone(3.0), noise(1.25, 0, 24_000)])
+    shared = dict(corpus="jsonl", splits=("train",), max_seconds=2.5, stream=stream)
+    if not stream:
+        report = toy_prepare(toy_settings(manifest, "", **shared, validate=True))
+        assert [p.id for p in report.problems] == ["u1"] and "3.00 s" in str(report.problems[0])
+    with pytest.raises((DataError, AudioError), match="u[12]"):
+        toy_prepare(toy_settings(manifest, tmp_path / "strict", **shared))
+    report = toy_prepare(toy_settings(manifest, tmp_path / "p", **shared, skip_bad=True))
+    assert load_prepared(tmp_path / "p", "train")["id"] == ["u0"]
+    assert [p.id for p in report.problems] == ["u1", "u2"]
+    short = ToyTokenizer()
+    short.max_seconds = 2.0
+    with pytest.raises(ConfigError, match="toy reads at most 2 s; set max_seconds=2"):
+        toy_prepare(toy_settings(manifest, tmp_path / "q", **shared), short)
 
 
 def test_speed_copies_are_for_training_only(corpus, tmp_path):

@@ -45,6 +45,26 @@ def transducer(tmp_path_factory) -> NemoTransducerRecognizer:
     return recognizer
 
 
+def test_a_model_of_the_catalogue_is_identified_by_its_weights(published, tmp_path, monkeypatch):
+    with quiet_nemo():
+        from nemo.collections.asr.models import ASRModel
+
+        other = ASRModel.restore_from(str(published), map_location="cpu")
+        torch.nn.init.ones_(next(other.parameters()))
+        other.save_to(str(tmp_path / "other.nemo"))
+    names = []
+    for file in (published, published, tmp_path / "other.nemo"):
+        monkeypatch.setattr(
+            ASRModel,
+            "from_pretrained",
+            lambda name, map_location, file=file: ASRModel.restore_from(
+                str(file), map_location=map_location
+            ),
+        )
+        names.append(load_recognizer("nemo:stt_en_toy").name)
+    assert names[0].startswith("nemo-ctc:stt_en_toy@") and names[0] == names[1] != names[2]
+
+
 def test_ctc_equals_the_pass_and_the_loss_of_nemo(published, nemo):
     with quiet_nemo():
         from nemo.collections.asr.models import ASRModel

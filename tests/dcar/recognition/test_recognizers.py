@@ -11,6 +11,7 @@ from dcar.audio import load_audio
 from dcar.corpus.read import load_corpus
 from dcar.errors import AudioError
 from dcar.prompts.load import corpus_recordings
+from dcar.recognition.base import in_windows
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.pretrained import MoonshineRecognizer
 from dcar.sources.shipped import ASSETS
@@ -63,6 +64,18 @@ def test_a_long_recording_is_transcribed_in_windows():
     assert len(whole) > 50 * rate
     [found] = load_recognizer("moonshine").transcribe([whole], rate)
     assert word_errors(text, found).rate < 0.05
+
+
+def test_silence_and_descriptions_of_sounds_are_no_words():
+    asked = []
+
+    def transcribe(parts):
+        asked.extend(len(part) for part in parts)
+        return ["[Music] The tide (upbeat music) came in. ♪♪", "[BLANK_AUDIO]"][: len(parts)]
+
+    silence, room = np.zeros(34 * 16_000, np.float32), noise(1.0, 0)
+    assert in_windows(transcribe, [silence, room, room], 16_000) == ["", "The tide came in.", ""]
+    assert asked == [16_000, 16_000]
 
 
 def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_corpora import write_libritts
 from tones import chirp
 
-from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import best_path
@@ -21,8 +22,11 @@ from dcar.tokens.fit import (
     information,
     sharpen,
 )
+from dcar.tokens.fit import run as fit
+from dcar.tokens.hubert import parse_encoder
 from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
 from dcar.tokens.load import load_tokenizer
+from dcar.tokens.rvq import parse_layers
 from dcar.tokens.whisper import WhisperEncoder
 
 RATE = 24_000
@@ -137,6 +141,40 @@ def test_information_tells_words_from_voices():
     assert of_voices["speaker_bits_wrong_speaker"] < 0
 
 
+def test_bad_rows_stop_the_fit_or_are_left_out(tmp_path, caplog):
+    """LibriTTS-R has texts without recordings, with which the papers' recipe once stopped for
+    ever."""
+    data = write_libritts(tmp_path / "LibriTTS", {"train-clean-100": 6, "dev-clean": 4})
+    next(data.glob("train*/*/*/*_000002_*.wav")).unlink()
+    next(data.glob("train*/*/*/*_000003_*.normalized.txt")).unlink()
+    next(data.glob("dev*/*/*/*_000001_*.wav")).write_bytes(b"RIFF")
+    settings = dict(out=str(tmp_path / "out"), corpus="libritts", path=str(data), vocab_size=4)
+    with pytest.raises(DataError, match=r"bad rows; .*skip_bad=true(.|\n)*_000003_"):
+        fit(FitTokenizerConfig(**settings))
+    fit(FitTokenizerConfig(**settings, skip_bad=True))
+    assert load_tokenizer(tmp_path / "out").vocab_size == 4
+    for stem in ("train-clean-100/100/7000/100_7000_000002_000000.wav", "_000003_", "_000001_"):
+        assert stem in caplog.text
+    (tmp_path / "metadata.csv").write_text("one|One.\n")
+    lists = FitTokenizerConfig(**{**settings, "corpus": "ljspeech", "path": str(tmp_path)})
+    with pytest.raises(DataError, match="no utterances in split train.*lists of ids"):
+        fit(lists)
+
+
+def test_an_at_in_the_path_of_a_model_belongs_to_it(tmp_path):
+    folder, numbered = tmp_path / "te@m" / "hub", tmp_path / "mimi@2"
+    numbered.mkdir()
+    assert parse_encoder(f"hubert:{folder}") == (str(folder), -1)
+    assert parse_encoder(f"hubert:{folder}@9") == (str(folder), 9)
+    assert parse_encoder(f"hubert:{numbered}@3") == (str(numbered), 3)
+    assert parse_encoder(f"hubert:{numbered}") == (str(numbered), -1)
+    assert parse_layers(str(numbered)) == (str(numbered), 1)
+    assert parse_layers(f"{numbered}@8") == (str(numbered), 8)
+    assert parse_layers("kyutai/mimi@8") == ("kyutai/mimi", 8)
+    with pytest.raises(ConfigError, match="hubert:FOLDER"):
+        parse_encoder("hubert:name@last")
+
+
 def test_projection_finds_the_direction_that_tells_classes_apart():
     """Two classes differ in one direction by little, and spread in another by much: the first is
     what counts."""
@@ -171,14 +209,23 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
 
     class Prepared(WhisperEncoder):
         def __call__(self, wave, sample_rate):
-            return rows[sample_rate][0]
+            return rows[sample_rate - 1][0]
 
     stacked = np.concatenate([s for s, _, _ in rows])
     plain = KMeansTokenizer(Prepared(), *fit_centroids(stacked, 32, 0, True))
     config = FitTokenizerConfig(out="", vocab_size=32, projection_size=24, max_frames=10**9)
     read = []
     utterances = [
-        SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
+        SimpleNamespace(
+            id=str(i),
+            text=t,
+            speaker=s,
+            duration=None,
+            prompt_text=None,
+            sample_rate=None,
+            load=lambda i=i: read.append(i) or (np.zeros(1), i + 1),
+            load_prompt=lambda: None,
+        )
         for i, (_, t, s) in enumerate(rows)
     ]
     few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000))

@@ -1,6 +1,7 @@
 """Batches with rows of another corpus."""
 
 import dataclasses
+import json
 
 import pytest
 from tiny_data import counting, write_prepared
@@ -27,14 +28,17 @@ def test_a_share_of_every_batch_is_replayed_and_no_own_row_is_lost():
     assert list(sampler) != batches
 
 
-def test_replay_trains_on_rows_of_both_and_refuses_another_tokenizer(data, tmp_path):
+def test_replay_trains_on_rows_of_both_and_refuses_another_tokenizer(data, tmp_path, caplog):
     other, foreign = (
         write_prepared(tmp_path / checksum, train=9, speech=counting, checksum=checksum)
         for checksum in ("abc", "another")
     )
     plain = run(tiny_config(data, tmp_path / "plain", max_steps=3))
     config = tiny_config(data, tmp_path / "out", max_steps=3, replay=str(other))
+    info = json.loads((other / "prepared.json").read_text())
+    (other / "prepared.json").write_text(json.dumps(info | {"corpus": {"kind": "folder"}}))
     assert run(config).checksum() != plain.checksum()
+    assert "2 speakers have the same name in several corpora" in caplog.text
     with pytest.raises(DataError, match="replay .*another: .*abc"):
         run(dataclasses.replace(config, out=str(tmp_path / "x"), replay=str(foreign)))
     with pytest.raises(ConfigError, match="per_device_train_batch_size .*2"):

@@ -19,7 +19,7 @@ from dcar.prompts.together import made_by
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.origin import TokenizerInfo
 from dcar.vocoder.base import PromptAudio, check_speaks
-from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.load import load_vocoder, vocoder_identity
 
 VOICES = np.zeros((2, 298), np.float32)
 
@@ -162,6 +162,10 @@ def test_cosyvoice(tmp_path, monkeypatch):
     assert len(one) == 2 * 960 and np.abs(one[:960]).min() > 0 and np.abs(one - two).max() > 1e-6
     with pytest.raises(CheckpointError, match="s3@, not of hubert-kmeans@abc"):
         check_speaks(vocoder, replace(about, name="hubert-kmeans"))
+    torch.save({"w": torch.ones(1)}, tmp_path / "flow.pt")  # other weights in the same folder
+    spec = f"cosyvoice:{tmp_path}"
+    other = load_vocoder(spec, prompts=audio)
+    assert vocoder_identity(other, spec) != vocoder_identity(vocoder, spec)
     torch.save({"w": Path("/")}, tmp_path / "hift.pt")
     with pytest.raises(CheckpointError, match="hift.pt: "):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)

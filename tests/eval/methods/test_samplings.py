@@ -119,8 +119,13 @@ def test_policies_are_not_called_like_samplings(tmp_path):
     for name in ("t0.4", "tuned", "t-1", "n4", "d0.3", "a@n4", "a@t1"):
         with pytest.raises(ConfigError, match=f"'{name}': dcar@{name}"):
             load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}"])
+    (tmp_path / "a=b").symlink_to(tmp_path)  # an = in the path belongs to the folder
+    assert list(load_models(str(tmp_path / "car"), "", [str(tmp_path / "a=b/t0.4")]).policies) == [
+        ""
+    ]
+    folder = tmp_path / "a=b" / "t0.4"
     named = load_models(
-        str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}" for name in ("tall", "range-2-3")]
+        str(tmp_path / "car"), "", [f"{name}={folder}" for name in ("tall", "range-2-3")]
     )
     assert [e.name for e in make_methods(["dcar"], named)] == ["dcar@tall", "dcar@range-2-3"]
 

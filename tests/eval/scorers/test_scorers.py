@@ -181,7 +181,9 @@ def save_utmos(folder: Path) -> str:
 def test_utmos_from_a_clone(tmp_path: Path) -> None:
     """The clone's package has the name of another installed one; neither may be seen in the
     place of the other."""
-    setting = save_utmos(tmp_path)
+    folder = tmp_path / "no#1"  # a # in a path belongs to it
+    folder.mkdir()
+    setting = save_utmos(folder)
     before = list(sys.path)
     (scorer,) = load_scorers([setting]).values()
     assert sys.path == before and not any(n.startswith("speechmos.utmos22") for n in sys.modules)
@@ -189,10 +191,10 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
     assert scorer(wave, RATE, NOBODY) == pytest.approx(
         10 * float(np.abs(wave).mean()) + 2, abs=1e-4
     )
-    torch.save({"out.weight": torch.zeros(2, 2)}, tmp_path / "w.pt")
+    torch.save({"out.weight": torch.zeros(2, 2)}, folder / "w.pt")
     for bad, error, said in (
         (setting, CheckpointError, "w.pt: .*UTMOS22"),
-        (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone "),
+        (f"utmos:{tmp_path}#{folder / 'w.pt'}", AssetError, "git clone "),
         ("utmos:onlyaclone", ConfigError, "utmos:CLONE#WEIGHTS.pt"),
     ):
         with pytest.raises(error, match=said):

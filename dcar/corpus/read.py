@@ -226,6 +226,8 @@ def _fault(u: Utterance) -> str | None:
     for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
         if isinstance(path, str) and (fault := _path_fault(path)):
             return f"{label}: {fault}"
+    if u.prompt_audio is not None and u.prompt_audio == audio:
+        return "its prompt is its own recording; name another one of the speaker"
     if u.duration is not None and not (math.isfinite(u.duration) and u.duration > 0):
         return f"a duration of {u.duration} s; correct it"
     return None

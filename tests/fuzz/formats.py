@@ -70,9 +70,9 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _jsonl(folder: Path) -> list[str]:
-    row = {"split": "train", "prompt_audio": "0.wav", "prompt_text": "Oh."}
+    row = {"audio": "0.wav", "split": "train", "prompt_audio": "1.wav", "prompt_text": "Oh."}
     rows = [row | {"text": f"The {i}th day, $3.50 & more.", "speaker": i % 2} for i in range(4)]
-    return [write_manifest(folder, rows, [tone(1.1)]).name]
+    return [write_manifest(folder, rows, [tone(1.1), tone(1.2)]).name]
 
 
 def _cuts(folder: Path) -> list[str]:

@@ -30,6 +30,9 @@ STEADY_DECIBELS = 2.0
 second. Voiced speech of the starter corpus always moves by 3.4 dB or more."""
 _BLOCK = 20 * SAMPLE_RATE
 """Samples whose pitch is tracked at once, so that long recordings need no more memory."""
+NEAR_SECONDS = 2
+"""Seconds within which `windows` compares levels, so that a quiet speaker after a loud one is
+kept."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,9 @@ def windows(wave: np.ndarray, sample_rate: int, seconds: float) -> list[np.ndarr
     size = int(seconds * FRAME_RATE)
     if len(wave) <= seconds * sample_rate:
         return [wave]
-    voiced = voiced_frames(wave, sample_rate)
+    block = NEAR_SECONDS * sample_rate
+    starts = range(0, len(wave), block)
+    voiced = np.concatenate([voiced_frames(wave[i : i + block], sample_rate) for i in starts])
     if not voiced.any():  # whispered, or no speech at all
         voiced[:] = True
     ends = [0]

@@ -34,17 +34,19 @@ class PredictionHeads(nn.Module):
         self.num_heads = num_heads
         self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
 
-    def logits(self, hidden: Tensor, k: int | None = None) -> Tensor:
-        """Return logits [..., k, vocabulary] of heads 1..k (default: all) for hidden [..., D]."""
+    def logits(self, hidden: Tensor, k: int | None = None, first: int = 1) -> Tensor:
+        """Return logits [..., k + 1 - first, vocabulary] of heads first..k (default: all) for
+        hidden [..., D]; first: 1, or 2 without the base head."""
         k = self.num_heads if k is None else k
-        if not 1 <= k <= self.num_heads:
+        if not first <= k <= self.num_heads:
             raise ValueError(f"{k} heads requested of a model that has {self.num_heads}")
-        base = self.base(hidden).unsqueeze(-2)
         if k == 1:
-            return base
+            return self.base(hidden).unsqueeze(-2)
         rows = hidden.reshape(1, -1, hidden.shape[-1]).expand(k - 1, -1, -1)
         others = self(rows).transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
-        return torch.cat((base, others), dim=-2)
+        if first == 2:
+            return others
+        return torch.cat((self.base(hidden).unsqueeze(-2), others), dim=-2)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [n, P, vocabulary] of the first n additional heads, each at hidden states
@@ -74,11 +76,11 @@ class MultiTokenHeads(PredictionHeads):
     ):
         super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         self.blocks, extra = blocks, num_heads - 1
-        # [block, head, in, out]
+        # [block, head, out, in]
         self.block_weight = nn.Parameter(torch.zeros(blocks, extra, hidden_size, hidden_size))
         self.block_bias = nn.Parameter(torch.empty(blocks, extra, 1, hidden_size))
-        # [head, in, out]
-        self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))
+        # [head, out, in], aligned whatever the vocabulary
+        self.projection = nn.Parameter(torch.empty(extra, vocab_size, hidden_size))
         bound = 1 / math.sqrt(hidden_size)
         for parameter in (self.base.weight, self.projection, self.block_bias):
             nn.init.uniform_(parameter, -bound, bound)
@@ -87,7 +89,7 @@ class MultiTokenHeads(PredictionHeads):
     def start_outputs(self, rows: Tensor) -> None:
         """Initialise every additional head's projection with these output rows [n, D] of the ids
         0 … n - 1."""
-        self.projection[:, :, : len(rows)] = rows.T
+        self.projection[:, : len(rows)] = rows
 
     def forward(self, hidden: Tensor) -> Tensor:
         n, z = len(hidden), hidden
@@ -97,5 +99,5 @@ class MultiTokenHeads(PredictionHeads):
         biases, weights, projection = parts
         # unbind, since the gradient of an index is a tensor of zeros as large as the whole
         for bias, weight in zip(biases.unbind(), weights.unbind(), strict=True):
-            z = z + F.silu(torch.baddbmm(bias, z, weight))
-        return torch.bmm(z, projection)
+            z = z + F.silu(torch.bmm(z, weight.mT) + bias)
+        return torch.bmm(z, projection.mT)

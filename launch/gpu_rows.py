@@ -51,7 +51,7 @@ PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
     "peers": "parts=[peers]",
     "stage-two": gpu_parts.measure_stage_two,
     "growth": "parts=[growth]",
-    "compiled": "parts=[steps] compile=true chunks=[1,3]",
+    "operators": "parts=[steps] compile=false chunks=[1,3]",
     "sixteen-heads": "parts=[steps] heads=shared num_candidates=4 chunks=[1,8,16]",
     "no-graphs": "parts=[steps] graphs=false",
     "steps-float32": "parts=[steps] dtype=float32",
@@ -86,7 +86,6 @@ def measure_speed(settings: str, device: str) -> list[Row]:
     size = "sizes=[paper] tokens=225 repeats=3"
     if device == "cpu":
         size = "sizes=[tiny] tokens=12 repeats=1 quick=true"
-        settings = settings.replace("compile=true", "")
     arguments = f"device={device} dtype=bfloat16 {size} {settings}".split()
     (rows,) = run_speed(load_config(SpeedConfig, arguments)).values()
     return rows

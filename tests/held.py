@@ -84,7 +84,7 @@ def target(end: float = -1.5) -> CARDecoder:
     with torch.no_grad():
         row, common = model.heads.base.weight[12], model.norm.bias.normal_(std=0.6)
         common += row * (end - common @ row) / (row @ row)
-        model.heads.projection.copy_(model.heads.base.weight.T.expand(3, -1, -1))
+        model.heads.projection.copy_(model.heads.base.weight.expand(3, -1, -1))
     return model
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,6 +31,13 @@ class Backend:
     copies = False
     """True if prepared operations hold copies of weights, so that they must be prepared again
     after an update."""
+    compiled = False
+    """True if steps are compiled, so that their shapes are fixed as on a GPU."""
+
+    def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Prepare a function of a step: tensors and buffers of a state are its arguments, tensors
+        its result."""
+        return function
 
     def stack(
         self,

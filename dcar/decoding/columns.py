@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,8 +136,7 @@ class Columns:
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, last, D/H]."""
-        window = self.kv[layer].unflatten(0, (self.rows, -1))[:, : self.last]
-        return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
+        return window(self.kv[layer], self.rows, self.last)
 
     def fold(self, queries: Tensor) -> Tensor:
         """Arrange queries by row, for attention: [N, H, D/H] -> [B, H, new, D/H]; with `ends`
@@ -152,6 +152,12 @@ class Columns:
         """Undo `fold`: [B, H, new, D/H] -> [N, D]."""
         y = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return y if self.real is None or self.ends is not None else y.index_select(0, self.real)
+
+
+def window(kv: Tensor, rows: int, last: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values [B, H, last, d] of the first columns of a layer's cache."""
+    columns = kv.unflatten(0, (rows, -1))[:, :last]
+    return columns[:, :, 0].transpose(1, 2), columns[:, :, 1].transpose(1, 2)
 
 
 def real_positions(counts: Tensor, new: int) -> Tensor:
@@ -170,31 +176,23 @@ def columns_of(
     real: Tensor | None = None,
     ends: Tensor | None = None,
     counts: Tensor | None = None,
+    part: Callable[..., Any] = lambda function: function,
 ) -> Columns:
     """Place `new` positions after each row's past of at most `longest`. tree [B or 1, new, new]:
     attention among them, in place of a chain.
 
     `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a
-    query.
+    query. part: see `Backend.part`.
     """
-    device, dtype = cache.lengths.device, cache.dtype
-    total, width = cache.columns(longest, new), cache.row_columns
-    index = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new, device=device)
-    if cache.batch > 1:
-        index = index + torch.arange(0, cache.batch * width, width, device=device)[:, None]
-    index = index.view(-1) if real is None else index.view(-1).index_select(0, real)
-    unpadded = cache.unpadded
+    index = part(index_of)(cache, new)
+    if real is not None:
+        index = index.index_select(0, real)
+    total, unpadded = cache.columns(longest, new), cache.unpadded
 
     def mask() -> Tensor | None:
-        if ends is not None and counts is not None:
-            column = torch.arange(total, device=device)
-            seen = column < (cache.prefix + cache.lengths + counts)[:, None]
-            return additive(seen[:, None, None], dtype)
-        return (
-            causal(new, total)
-            if unpadded and tree is None
-            else additive(cache.mask(longest, new, tree), dtype)
-        )
+        if unpadded and tree is None and ends is None:
+            return causal(new, total)
+        return part(mask_of)(cache, longest, new, tree, counts)
 
     return Columns(
         cache,
@@ -209,3 +207,24 @@ def columns_of(
         ends=ends,
         counts=counts,
     )
+
+
+def index_of(cache: KVCache, new: int) -> Tensor:
+    """Return the index [N] of the `new` columns after each row's past; see `KVCache`."""
+    device, width = cache.lengths.device, cache.row_columns
+    index = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new, device=device)
+    if cache.batch > 1:
+        index = index + torch.arange(0, cache.batch * width, width, device=device)[:, None]
+    return index.view(-1)
+
+
+def mask_of(
+    cache: KVCache, longest: int, new: int, tree: Tensor | None, counts: Tensor | None
+) -> Tensor:
+    """Return the additive mask [B, 1, new, last] of new positions, or [B, 1, 1, last] of the last
+    one of counts [B]."""
+    if counts is None:
+        return additive(cache.mask(longest, new, tree), cache.dtype)
+    column = torch.arange(cache.columns(longest, new), device=counts.device)
+    seen = column < (cache.prefix + cache.lengths + counts)[:, None]
+    return additive(seen[:, None, None], cache.dtype)

@@ -119,14 +119,14 @@ class Engine:
         *,
         record_hidden: bool = False,
         graphs: bool | None = None,
-        compile: bool = False,
+        compile: bool | None = None,
         storage: CacheStorage | None = None,
     ):
         """Prepare the engine. record_hidden: results include the hidden states of all consumed
         positions; storage: of keys and values, shared with engines that never run at the same time;
-        graphs: CUDA graphs (None = on a GPU); compile: `torch.compile` the step as a
-        whole."""
-        self.reader = reader_of(model)
+        graphs: CUDA graphs (None = on a GPU); compile: compile the operations of a step (None = on
+        a GPU; of no effect on a given reader)."""
+        self.reader = reader_of(model, compile)
         self.method = method
         self.sampling = sampling
         self.rows = rows
@@ -137,10 +137,8 @@ class Engine:
                 f"{method.name}: record_hidden is not supported for methods that draft trees"
             )
         self.graphs = StepGraphs(graphs, self.device)
-        self.eager = self.device.type == "cpu" and not compile
-        self._step: Callable[[BatchState, Method], None] = (
-            torch.compile(step, fullgraph=True) if compile else step
-        )
+        self.eager = self.device.type == "cpu" and not self.reader.backend.compiled
+        self._step: Callable[[BatchState, Method], None] = step
         self._storage = storage
         if storage is not None:
             storage.users.add(self)
@@ -352,6 +350,8 @@ class Engine:
             # text, and what this step adds
             others = state.cache.prefix + self.width + state.draft_length
             longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
+            if self.reader.backend.compiled:  # one variant
+                forbids = self.sampling.min_tokens > 0
         for slot in busy:
             slot.longest = min(slot.longest + self.width, self._room[0])
         return state.view(used, longest, forbids)

@@ -90,6 +90,15 @@ class HiddenReader(PolicyReader):
         counts [B] are new (with `real` of `real_positions`, padding is left out); return the action
         logits [B, K] after the last one. Keys and values are written; the caller advances the
         cache."""
+        given = cache, hidden, longest, counts
+        if real is None:
+            return self.backend.part(read_policy)(self, *given)
+        return self.read_real(*given, real)
+
+    def read_real(
+        self, cache: KVCache, hidden: Tensor, longest: int, counts: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """See `read`."""
         rows, new, width = hidden.shape
         offsets = torch.arange(new, device=hidden.device)
         x, positions = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
@@ -101,6 +110,13 @@ class HiddenReader(PolicyReader):
             ends = (counts.cumsum(0) - 1).clamp(min=0)
         columns = columns_of(cache, longest, new, self._causal, real=real, ends=ends, counts=counts)
         return self._stack.read(x, self._rotary, positions, columns)
+
+
+def read_policy(
+    reader: HiddenReader, cache: KVCache, hidden: Tensor, longest: int, counts: Tensor
+) -> Tensor:
+    """Return the action logits of a pass with padding; see `HiddenReader.read`."""
+    return reader.read_real(cache, hidden, longest, counts, None)
 
 
 class CandidateReader(PolicyReader):

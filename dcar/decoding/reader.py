@@ -14,6 +14,7 @@ that of language models; `readers.py` makes them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,10 @@ class Reader:
         padding; the others may be skipped, and their hidden states are undefined.
         """
         raise NotImplementedError
+
+    def part(self, cache: KVCache) -> Callable[..., Any]:
+        """Return `Backend.part`, which has no effect where shapes follow the data."""
+        return (lambda function: function) if cache.eager else self.backend.part
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """Prepare a chunk scorer for the hidden states of this decoder."""
@@ -188,17 +193,22 @@ class CARReader(Reader):
         real: Tensor | None = None,
     ) -> Tensor:
         rows, new = tokens.shape
-        tree, offsets = (
-            (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        )
-        flat = tokens.reshape(-1)
-        positions = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+        part = self.part(cache)
+        x, positions = part(place)(cache, self._embedding.weight, tokens, layout)
+        tree = None if layout is None else layout[0]
+        columns = columns_of(cache, longest, new, self._causal, tree=tree, real=real, part=part)
         if real is not None:
-            flat, positions = flat.index_select(0, real), positions.index_select(0, real)
-        columns = columns_of(cache, longest, new, self._causal, tree=tree, real=real)
-        x = self.stack.read(
-            F.embedding(flat, self._embedding.weight), self.rotary, positions, columns
-        )
+            x, positions = x.index_select(0, real), positions.index_select(0, real)
+        x = self.stack.read(x, self.rotary, positions, columns)
         if real is not None:
             x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
         return x.view(rows, new, -1)
+
+
+def place(
+    cache: KVCache, embedding: Tensor, tokens: Tensor, layout: Layout | None
+) -> tuple[Tensor, Tensor]:
+    """Return embeddings [N, D] and positions [N] of tokens [B, m] that follow each row's past."""
+    offsets = torch.arange(tokens.shape[1], device=tokens.device) if layout is None else layout[1]
+    positions = cache.lengths[:, None] + offsets - cache.origin[:, None]
+    return F.embedding(tokens.reshape(-1), embedding), positions.view(-1)

@@ -41,17 +41,55 @@ class Stack:
         mask = columns.mask()
         x = self.before(x)
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
-            # [N, 3, H, D/H]
-            rotated = torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)
-            columns.write(i, rotated[:, 1:])
-            if columns.writes_only and i + 1 == len(self.layers):
-                return x
-            queries = rotated[:, 0]
-            if columns.ends is not None:
-                queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)
-            keys, values = columns.read(i)
-            y = F.scaled_dot_product_attention(columns.fold(queries), keys, values, attn_mask=mask)
-            x = x + layer.out(columns.flat(y))
-            x = x + layer.down(F.gelu(layer.up(layer.ffn_norm(x)), approximate="tanh"))
-        return self.after(x)
+            last = i + 1 == len(self.layers)
+            x = read_layer(layer, x, (cos, sin), columns, i, mask, columns.writes_only and last)
+        return x if columns.writes_only else self.after(x)
+
+
+def read_layer(
+    layer: TransformerLayer,
+    x: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    columns: Columns,
+    i: int,
+    mask: Tensor | None,
+    writes_only: bool = False,
+) -> Tensor:
+    """Run layer i: x [N, D] -> [N, D], or [B, D] of the columns' `ends`. Its keys and values are
+    written to the cache, and with `writes_only` nothing else happens.
+
+    rotation: cosine and signed sine, each [N, 3, 1, D/H]; mask: see `Columns`.
+    """
+    rotated = project(layer, x, rotation)
+    columns.write(i, rotated[:, 1:])
+    if writes_only:
+        return x
+    queries = rotated[:, 0]
+    if columns.ends is not None:
+        queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)
+    keys, values = columns.read(i)
+    y = F.scaled_dot_product_attention(columns.fold(queries), keys, values, attn_mask=mask)
+    return finish(layer, x, columns.flat(y))
+
+
+def project(layer: TransformerLayer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the rotated queries and keys, and the values, [N, 3, H, D/H] of x [N, D]."""
+    cos, sin = rotation
+    qkv = product(layer.qkv, layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
+    return torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)
+
+
+def finish(layer: TransformerLayer, x: Tensor, attended: Tensor) -> Tensor:
+    """Return the output [N, D] of a layer for its input x and the attended values [N, D]."""
+    x = x + product(layer.out, attended)
+    inner = F.gelu(product(layer.up, layer.ffn_norm(x)), approximate="tanh")
+    return x + product(layer.down, inner)
+
+
+def product(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear layer to x [N, in]. Compiled, the bias is added apart: Inductor makes a
+    product of one row a reduction, but leaves `addmm` to a library."""
+    if not torch.compiler.is_compiling():
+        return linear(x)
+    y = x @ linear.weight.t()
+    return y if linear.bias is None else y + linear.bias

@@ -306,9 +306,9 @@ class BatchState:
         for the device."""
         return min(int(counts.max()), bound) if self.eager else bound
 
-    def heads(self, states: Tensor, k: int) -> Tensor:
-        """Return logits [..., k, V + 1] of heads 1..k."""
-        return self.reader.heads(states, k)
+    def heads(self, states: Tensor, k: int, first: int = 1) -> Tensor:
+        """Return logits [..., k + 1 - first, V + 1] of heads first..k; first: 1 or 2."""
+        return self.reader.heads(states, k, first)
 
     def next_positions(self, count: int) -> Tensor:
         """Return the generated positions [B, k] of the next tokens."""

@@ -6,8 +6,8 @@
     read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
 
 A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no
-shape depends on data, so it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU,
-where reading is free, widths follow the data (`BatchState.most`).
+shape depends on data, so it can be captured as a CUDA graph, and its parts compiled. Eager on a
+CPU, where reading is free, widths follow the data (`BatchState.most`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Method:
     streams: Sequence[str] = ("token",)
     """Streams of random numbers that it looks up by `BatchState.uniform`; "chunk" is free for a
     method of your own."""
+    drafts_by_passes = False
+    """True if `propose` runs passes of another model: it is not compiled as a whole then."""
     tree: DraftTree | None = None
     """Shape of its drafts, if they are trees."""
     logged: Sequence[str] = ()
@@ -123,18 +125,41 @@ class Admitted:
 
 
 def step(state: BatchState, method: Method) -> None:
-    """Advance every live row by one round."""
+    """Advance every live row by one round. Its parts between two passes may be compiled, each as a
+    whole."""
+    part = state.reader.backend.part
+    tokens, counts = part(choose)(state, method)
+    if state.eager and not bool(state.alive.any()):
+        return  # what was emitted last is never read
+    tokens, layout = tokens[:, : state.most(counts, tokens.shape[1])], None
+    if state.draft_length:
+        drafting = draft if method.drafts_by_passes else part(draft)
+        tokens, layout = drafting(state, method, tokens)
+    real = None
+    if state.eager and state.rows > 1 and layout is None:
+        new = counts + state.draft_counts if state.draft_length else counts
+        real = real_positions(new, tokens.shape[1])
+    longest = state.longest_of(state.cache, state.width - 1 if state.draft_length else 0)
+    hidden = state.reader.read(state.cache, tokens, longest, layout, real)
+    part(store)(state, hidden, counts)
+    if state.hidden is not None:
+        record(state.hidden, state.cache.lengths, hidden)
+    method.observe(state, hidden, counts, real)
+    state.cache.lengths.add_(counts)
+
+
+def choose(state: BatchState, method: Method) -> tuple[Tensor, Tensor]:
+    """Have the method select tokens, and emit them. Return those [B, n] of which the next pass
+    reads counts [B]."""
     decision = method.keep(state)
     tokens = decision.tokens
     assert tokens is not None
     counts = emit(state, decision, tokens)
-    if state.eager and not bool(state.alive.any()):
-        return  # what was emitted last is never read
     # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one
     # after accepted drafts.
     if decision.accepted is not None:
         tokens = tokens.gather(1, decision.accepted[:, None])
-    read(state, method, tokens, counts, method.propose(state) if state.draft_length else None)
+    return tokens, counts
 
 
 def emit(state: BatchState, decision: Decision, tokens: Tensor) -> Tensor:
@@ -175,38 +200,29 @@ def log(state: BatchState, decision: Decision, counts: Tensor) -> None:
         state.flat_log_probs.index_put_((place,), decision.log_probs)
 
 
-def read(
-    state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draft: Draft | None
-) -> None:
-    """Read counts [B] of the tokens [B, n], and the draft, in one pass."""
-    tokens = tokens[:, : state.most(counts, tokens.shape[1])]
-    layout = real = None
-    if draft is not None:
-        m = draft.tokens.shape[1]
-        state.draft_tokens[:, :m].copy_(draft.tokens)
-        state.draft_counts.copy_(draft.counts)
-        if draft.probs is not None:
-            state.draft_probs[:, :m].copy_(draft.probs)
-        if draft.passes is not None:
-            state.draft_passes.add_(draft.passes)
-        tokens = torch.cat((tokens, draft.tokens), 1)
-        layout = draft.layout
-    elif state.draft_length:
+def draft(state: BatchState, method: Method, tokens: Tensor) -> tuple[Tensor, Layout | None]:
+    """Have the method draft tokens that follow the tokens [B, n]. Return both, [B, n + m], and the
+    layout of a tree."""
+    drafted = method.propose(state)
+    if drafted is None:
         state.draft_counts.zero_()
-    if state.eager and state.rows > 1 and layout is None:
-        real = real_positions(
-            counts + state.draft_counts if state.draft_length else counts, tokens.shape[1]
-        )
-    longest = state.longest_of(state.cache, state.width - 1 if state.draft_length else 0)
-    hidden = state.reader.read(state.cache, tokens, longest, layout, real)
+        return tokens, None
+    m = drafted.tokens.shape[1]
+    state.draft_tokens[:, :m].copy_(drafted.tokens)
+    state.draft_counts.copy_(drafted.counts)
+    if drafted.probs is not None:
+        state.draft_probs[:, :m].copy_(drafted.probs)
+    if drafted.passes is not None:
+        state.draft_passes.add_(drafted.passes)
+    return torch.cat((tokens, drafted.tokens), 1), drafted.layout
+
+
+def store(state: BatchState, hidden: Tensor, counts: Tensor) -> None:
+    """Store the hidden states [B, m, D] of a pass that the next decision reads."""
     if state.draft_length or hidden.shape[1] == 1:
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:
         state.last_hidden.copy_(at(hidden, (counts - 1).clamp(min=0)))
-    if state.hidden is not None:
-        record(state.hidden, state.cache.lengths, hidden)
-    method.observe(state, hidden, counts, real)
-    state.cache.lengths.add_(counts)
 
 
 def record(target: Tensor, start: Tensor, values: Tensor) -> None:

@@ -99,7 +99,7 @@ class SpeedConfig(DecoderSettings):
         0, "Number of speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0
     )
     graphs: bool = setting(True, "Whether to use CUDA graphs on a GPU.")
-    compile: bool = setting(False, "Whether to compile the whole step with torch.compile.")
+    compile: bool = setting(True, "Whether to compile steps on a GPU.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -153,9 +153,8 @@ class Benchmark:
         self, method: Method, load: Load, rows: int = 1, temperature: float = 1.0
     ) -> tuple[Engine, Callable[[], list[DecodeResult]]]:
         """Return an engine with the settings of the benchmark, and a run of it."""
-        settings: Any = {"compile": self.config.compile}
-        if not self.config.graphs:
-            settings["graphs"] = False
+        used = {"graphs": self.config.graphs, "compile": self.config.compile}
+        settings: Any = {name: False for name, wanted in used.items() if not wanted}
         engine = Engine(self.decoder, method, load.sampling(temperature), rows, **settings)
         return engine, partial(engine.decode, load.prompts(self.decoder, rows))
 

@@ -61,6 +61,7 @@ class ChainVerifier(Method):
 
     def __init__(self, name: str, drafter: Drafter):
         self.name, self.drafter, self.draft_length = name, drafter, drafter.length
+        self.drafts_by_passes = drafter.runs_passes
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         """Return which tokens pass, bool [B, m], given q, p [B, m, V] and tokens [B, m]. The

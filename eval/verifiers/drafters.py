@@ -26,6 +26,7 @@ class Drafter(Protocol):
     """Source of a drafted chain for every row. Its data for each row are in the state."""
 
     length: int  # most tokens of a draft
+    runs_passes: bool  # of a draft model
 
     def start(self, state: BatchState) -> None:
         """Allocate the data that the drafter keeps for each row."""
@@ -51,6 +52,8 @@ class HeadDrafter:
     given the state. Drafting needs no pass.
     """
 
+    runs_passes = False
+
     def __init__(self, length: int):
         self.length = length
 
@@ -66,7 +69,7 @@ class HeadDrafter:
         pass
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
-        logits = state.heads(state.own["drawn_from"], most + 1)[:, 1:]  # heads 2 … m + 1
+        logits = state.heads(state.own["drawn_from"], most + 1, first=2)
         tokens, probs = draw_chunk(state, logits)
         # tokens up to the first EOS
         ends = torch.where(tokens == state.eos, state.offsets[1 : most + 1], most).amin(1)
@@ -84,11 +87,13 @@ class ModelDrafter:
     x_1 … x_{m-1}. Rejected tokens are removed from the cache.
     """
 
+    runs_passes = True
+
     def __init__(self, draft: AnyDecoder | Reader, length: int):
         self.draft, self.length = draft, length
 
     def start(self, state: BatchState) -> None:
-        state.shared["draft"] = reader = reader_of(self.draft)
+        state.shared["draft"] = reader = reader_of(self.draft, state.reader.backend.compiled)
         state.caches["draft"] = reader.new_cache(
             state.rows, state.cache.prefix, state.cache.capacity
         )

@@ -208,7 +208,7 @@ class Vadusa(Method):
         """Draft tokens for the positions after the root, from the state that the root was drawn
         from."""
         depth = self.tree.depth
-        logits = state.heads(state.own["drawn_from"], depth + 1)[:, 1:]  # [B, depths, V + 1]
+        logits = state.heads(state.own["drawn_from"], depth + 1, first=2)  # [B, depths, V + 1]
         forbidden = state.forbidden(state.next_positions(depth))
         if forbidden is not None:
             logits[..., state.eos].masked_fill_(forbidden, -torch.inf)

@@ -24,7 +24,7 @@ from launch.gpu_rows import RowsConfig, main, read_rows
 
 
 def test_rehearsal_fills_the_table(tmp_path, capsys):
-    """Both precisions differ in their settings only, and `compiled` and `no-graphs` say nothing
+    """Both precisions differ in their settings only, and `operators` and `no-graphs` say nothing
     on a CPU."""
     out = tmp_path / "rows"
     some = (

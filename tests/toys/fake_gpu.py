@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dcar.decoding.backend import Backend
+from dcar.decoding.compiled import CompiledBackend
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
@@ -356,8 +356,9 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
         "stream": lambda stream: torch.no_grad(),
     }.items():
         monkeypatch.setattr(cuda, name, value)
-    # Triton's kernels would run on a GPU
-    monkeypatch.setattr("dcar.decoding.readers.gpu_backend", lambda device: Backend())
+    # what is compiled is computed by operators; Triton's kernels would run on a GPU
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    monkeypatch.setattr("dcar.decoding.readers.gpu_backend", lambda device: CompiledBackend())
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -103,8 +103,6 @@ def eos_decoder(head: int) -> CARDecoder:
         model.heads.block_bias.zero_()
         model.norm.weight.zero_()
         model.norm.bias.fill_(1.0)
-        for k, weight in enumerate(
-            [model.heads.base.weight, *model.heads.projection.transpose(1, 2)], start=1
-        ):
+        for k, weight in enumerate([model.heads.base.weight, *model.heads.projection], start=1):
             weight[12] = 10.0 if k == head else -10.0
     return model

@@ -71,8 +71,8 @@ class ToyHeads(nn.Module):
         self.register_buffer("features", features)  # [states, D], rows distinct
         self.register_buffer("probs", probs.log())  # [states, K, V + 1]
 
-    def forward(self, hidden: Tensor, k: int) -> Tensor:
-        return self.probs[(hidden @ self.features.T).argmax(-1), :k]
+    def forward(self, hidden: Tensor, k: int, first: int = 1) -> Tensor:
+        return self.probs[(hidden @ self.features.T).argmax(-1), first - 1 : k]
 
     logits = forward  # the heads of a reader are called, those of a decoder have `logits`
 

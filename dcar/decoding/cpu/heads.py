@@ -55,11 +55,11 @@ class NativeHeads:
             (part.norm, part.norm_bias), part.epsilon = weights.norm(heads.norm), heads.norm.eps
             part.out = weights.linear(heads.out.weight)
 
-    def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
-        """Return logits [..., k, vocabulary] of hidden [..., D], 1 <= k <= the number of heads
-        (the default)."""
+    def __call__(self, hidden: Tensor, k: int | None = None, first: int = 1) -> Tensor:
+        """Return logits [..., k + 1 - first, vocabulary] of heads first..k (default: all) of hidden
+        [..., D]."""
         k = self._most if k is None else k
-        if not 1 <= k <= self._most:
+        if not first <= k <= self._most:
             raise ValueError(f"{k} heads requested of a model that has {self._most}")
         if hidden.dtype != torch.float32 or hidden.shape[-1] != self._size:
             raise TypeError(
@@ -77,7 +77,7 @@ class NativeHeads:
             torch.get_num_threads(),
         )
         check_memory(failed, f"{k} heads of {rows} rows")
-        return y
+        return y[..., first - 1 :, :]
 
 
 def reads_heads(heads: Heads) -> bool:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dcar.decoding.backend import Backend
+from dcar.decoding.compiled import CompiledBackend, masked_layer
 from dcar.decoding.stack import Stack
 from heads.layers import TransformerLayer
 
 
-class GPUBackend(Backend):
-    """Operations in Triton."""
+class GPUBackend(CompiledBackend):
+    """Operations compiled by Inductor, and layers in Triton."""
 
     def stack(
         self,
@@ -25,13 +25,14 @@ class GPUBackend(Backend):
         from dcar.decoding.gpu.stack import GPUStack, reads_stack  # imports triton
 
         if reads_stack(layers):
-            return GPUStack(layers, last, first)
+            return GPUStack(self.part(masked_layer), layers, last, first)
         return super().stack(layers, last, first)
 
 
-def gpu_backend(device: torch.device) -> Backend:
-    """Return the operations in Triton, or in PyTorch for a GPU older than Ampere or without
-    Triton, which every CUDA build of PyTorch brings."""
+def gpu_backend(device: torch.device) -> CompiledBackend:
+    """Return the compiled operations, with layers in Triton unless the GPU is older than Ampere or
+    there is no Triton, which every CUDA build of PyTorch brings."""
     if importlib.util.find_spec("triton") is None:
-        return Backend()
-    return GPUBackend() if torch.cuda.get_device_capability(device) >= (8, 0) else Backend()
+        return CompiledBackend()
+    recent = torch.cuda.get_device_capability(device) >= (8, 0)
+    return GPUBackend() if recent else CompiledBackend()

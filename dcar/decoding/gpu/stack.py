@@ -8,36 +8,39 @@ data, at run time, so a pass can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dcar.decoding.columns import Columns, RotaryCache
+from dcar.decoding.compiled import CompiledStack
 from dcar.decoding.gpu.attention import attend, reads_heads, rotate
 from dcar.decoding.gpu.product import MAX_ROWS, MIN_WIDTH, product
-from dcar.decoding.stack import Stack
 from heads.layers import TransformerLayer
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class GPUStack(Stack):
+class GPUStack(CompiledStack):
     """`Stack` in Triton, of layers that `reads_stack` accepts. A pass of more than `MAX_ROWS`
-    positions, such as a prefill, is left to `Stack`."""
+    positions, such as a prefill, is left to `CompiledStack`."""
 
     def __init__(
         self,
+        layer: Callable[..., Any],
         layers: Sequence[TransformerLayer],
         last: Sequence[nn.Module],
         first: Sequence[nn.Module] = (),
     ):
-        super().__init__(layers, last, first)
+        super().__init__(layer, layers, last, first)
         weight, heads = layers[0].out.weight, layers[0].num_heads
         self._finished = torch.zeros(MAX_ROWS * heads, dtype=torch.int32, device=weight.device)
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
-        if len(x) > MAX_ROWS or columns.real is not None:
+        compiling = torch.compiler.is_compiling()
+        if compiling or len(x) > MAX_ROWS or columns.real is not None:
             return super().read(x, rotary, positions, columns)
         with torch.cuda.device_of(x):  # Triton launches on the current device
             return self._read(x, rotary, positions, columns)

@@ -66,9 +66,9 @@ def loss_head_by_head(decoder: CARDecoder, inputs: dict, weights: list[float]) -
         elif isinstance(heads, MultiTokenHeads):
             for block in range(heads.blocks):
                 z = z + F.silu(
-                    z @ heads.block_weight[block, head - 2] + heads.block_bias[block, head - 2, 0]
+                    z @ heads.block_weight[block, head - 2].T + heads.block_bias[block, head - 2, 0]
                 )
-            logits = z @ heads.projection[head - 2]
+            logits = z @ heads.projection[head - 2].T
         else:
             z = z + heads.offset[head - 2]
             for i, (up, down) in enumerate(zip(heads.up, heads.down, strict=True)):
@@ -151,8 +151,8 @@ def test_first_k_heads_do_not_depend_on_the_others():
     # as if each were a module of its own: residual blocks and a bias-free projection
     z = hidden
     for block in range(3):
-        z = z + F.silu(F.linear(z, heads.block_weight[block, 2].T, heads.block_bias[block, 2, 0]))
-    assert torch.allclose(full[..., 3, :], z @ heads.projection[2], atol=1e-5)
+        z = z + F.silu(F.linear(z, heads.block_weight[block, 2], heads.block_bias[block, 2, 0]))
+    assert torch.allclose(full[..., 3, :], z @ heads.projection[2].T, atol=1e-5)
 
 
 def test_blocks_are_distinct_parameters_and_start_as_a_constant_shift():
@@ -162,7 +162,7 @@ def test_blocks_are_distinct_parameters_and_start_as_a_constant_shift():
     heads, hidden = MultiTokenHeads(16, 11, 3, blocks=1), torch.randn(5, 16)
     shift = F.silu(heads.block_bias[0, 0, 0])
     assert torch.allclose(
-        heads.logits(hidden, 2)[:, 1], (hidden + shift) @ heads.projection[0], atol=1e-6
+        heads.logits(hidden, 2)[:, 1], (hidden + shift) @ heads.projection[0].T, atol=1e-6
     )
 
 

@@ -97,12 +97,14 @@ def test_a_preset_is_the_amount_of_work():
     assert BRIEF.load.tokens < QUICK.load.tokens < FULL.load.tokens
 
 
-def test_the_whole_step_can_be_compiled(monkeypatch, measured):
-    """Both settings reach the engine."""
-    monkeypatch.setattr(torch, "compile", lambda step, fullgraph: compiled.append(step) or step)
-    compiled: list = []
-    measured("tokens=12", "parts=[growth]", "compile=true", "graphs=false")
-    assert compiled
+def test_graphs_and_compilation_can_be_switched_off(monkeypatch, measured):
+    given: list = []
+    monkeypatch.setattr(
+        "eval.speed.run.Engine",
+        lambda *args, **settings: given.append(settings) or Engine(*args, **settings),
+    )
+    measured("tokens=12", "parts=[growth]", "compile=false", "graphs=false")
+    assert given[0] == {"graphs": False, "compile": False}
     with pytest.raises(EngineError, match="'cpu'.*graphs=false"):
         Engine(tiny_decoder(), FixedChunk(1), SamplingConfig(), graphs=True)
 

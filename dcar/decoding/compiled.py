@@ -1,0 +1,142 @@
+"""Operations of a decoding step compiled by Inductor: the default on a GPU.
+
+The parts that are compiled are small and shared: a layer, which serves all layers of a model; the
+tables of a pass; and what a method does between two passes. Compiling a part takes seconds, once
+for each kind of shapes in a process, and CUDA graphs then capture its kernels.
+
+A part that cannot be compiled (Triton is missing, say) is computed by operators, with a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcar.decoding.backend import Backend
+from dcar.decoding.columns import Columns, RotaryCache, window
+from dcar.decoding.stack import Stack, finish, project
+from heads.layers import TransformerLayer
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True, "score_fusion_memory_threshold": 1}
+"""Options of Inductor. With this one a product of a single row becomes a reduction, into which the
+norm before it and the activation after it are fused."""
+VARIANTS = 256
+"""Maximum number of variants of a part in a process: kinds of models, methods, and one row, several
+or many. torch's own limit of 8 would be reached by the third method."""
+
+
+class Part:
+    """Function of a step that is compiled when it is called. It must not change Python objects."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self._compiled: Callable[..., Any] | None = torch.compile(
+            function, fullgraph=True, options=OPTIONS
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None or torch.compiler.is_compiling():
+            return self.function(*args)
+        from torch._dynamo import config, exc  # an import of seconds
+
+        limits = {"recompile_limit": VARIANTS, "accumulated_recompile_limit": VARIANTS}
+        try:
+            with config.patch(limits):
+                return self._compiled(*args)
+        except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
+            # nothing has been computed yet
+            self._compiled = None
+            warn(str(error).strip().partition("\n")[0])
+            return self.function(*args)
+
+
+@functools.cache
+def warn(reason: str) -> None:
+    """Warn, once for a reason, that parts of a step could not be compiled."""
+    logger.warning(
+        "decoding runs operators, which take about twice as long as compiled kernels, because "
+        "parts of its step could not be compiled (%s); install the triton that belongs to your "
+        "torch, or set compile=false",
+        reason,
+    )
+
+
+class CompiledStack(Stack):
+    """`Stack` whose layers are compiled once for all of them."""
+
+    def __init__(
+        self,
+        layer: Callable[..., Any],
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ):
+        super().__init__(layers, last, first)
+        self._layer = layer
+
+    def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
+        # a policy's layer, which has ends, is compiled with what is around it
+        if columns.real is not None or columns.ends is not None or columns.writes_only:
+            return Stack.read(self, x, rotary, positions, columns)
+        if (mask := columns.mask()) is None:  # on a CPU
+            return Stack.read(self, x, rotary, positions, columns)
+        x, table = self.before(x), (rotary.cos, rotary.sin)
+        for layer, kv in zip(self.layers, columns.kv, strict=True):
+            x = self._layer(layer, x, *table, positions, kv, columns.index, mask, rotary.first)
+        return self.after(x)
+
+
+def masked_layer(
+    layer: TransformerLayer,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv: Tensor,
+    index: Tensor,
+    mask: Tensor,
+    first: int,
+) -> Tensor:
+    """Run one layer: x [N, D] -> [N, D]. Its keys and values are written to kv [rows × columns,
+    2, H, D/H] at index [N].
+
+    cos, sin: table [P, 3, 1, D/H] of the rotary positions from `first` on, read at positions [N];
+    mask: additive [rows, 1, new, last].
+    """
+    angles = positions - first
+    rotated = project(layer, x, (cos.index_select(0, angles), sin.index_select(0, angles)))
+    kv.index_put_((index,), rotated[:, 1:])
+    rows, _, new, last = mask.shape
+    queries = rotated[:, 0].unflatten(0, (rows, new)).transpose(1, 2)
+    y = F.scaled_dot_product_attention(queries, *window(kv, rows, last), attn_mask=mask)
+    return finish(layer, x, y.transpose(1, 2).flatten(2).flatten(0, 1))
+
+
+class CompiledBackend(Backend):
+    """Operations compiled by Inductor."""
+
+    compiled = True
+
+    def __init__(self) -> None:
+        self._parts: dict[Callable[..., Any], Part] = {}
+
+    def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if function not in self._parts:
+            self._parts[function] = Part(function)
+        return self._parts[function]
+
+    def stack(
+        self,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ) -> Stack:
+        return CompiledStack(self.part(masked_layer), layers, last, first)

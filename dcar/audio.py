@@ -75,6 +75,9 @@ _PADDING = 0.1
 _CHANGES = "its sample rate or number of channels changes on the way"
 _FIRST_PAGE = re.compile(rb"OggS\0\x02")
 """Start of an Ogg stream; a file may have several, one after another."""
+_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
+"""Start of a FLAC stream; libsndfile reads the first of several. `audio_seconds` does not look for
+further ones, so that filters by duration read headers alone."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
 _FORMATS = {
@@ -172,6 +175,12 @@ def _decode(source: str | Path | bytes, name: str) -> tuple[np.ndarray, int, flo
     with _sound_files(source, name) as files:
         if not files:
             return _decode_with_ffmpeg(source)
+        if files[0].format == "FLAC" and len(links := _split(source, _FLAC_START)) > 1:
+            decoded = [_decode(link, name) for link in links]
+            if len({(rate, samples.shape[1]) for samples, rate, _ in decoded}) > 1:
+                raise ValueError(_CHANGES)
+            samples, rates, lengths = zip(*decoded, strict=True)
+            return np.concatenate(samples), rates[0], sum(lengths)
         parts = [file.read(dtype="float32", always_2d=True) for file in files]
         promised = [_promised(file, len(part)) for file, part in zip(files, parts, strict=True)]
         return np.concatenate(parts), files[0].samplerate, sum(promised)
@@ -277,11 +286,16 @@ def _bytes_of(source: str | Path | bytes) -> bytes:
 
 def _ogg_links(source: str | Path | bytes) -> list[bytes]:
     """Return the streams of an Ogg file that follow one another, each a file of its own."""
-    data = _bytes_of(source)
-    starts = [first.start() for first in _FIRST_PAGE.finditer(data)]
-    links = [data[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    links = _split(source, _FIRST_PAGE)
     # streams side by side begin with the first pages of all of them
-    return [data] if any(link.count(b"OggS\0") == 1 for link in links) else links
+    return [b"".join(links)] if any(link.count(b"OggS\0") == 1 for link in links) else links
+
+
+def _split(source: str | Path | bytes, start: re.Pattern[bytes]) -> list[bytes]:
+    """Return the parts of a recording that begin like `start`."""
+    data = _bytes_of(source)
+    starts = [first.start() for first in start.finditer(data)]
+    return [data[begin:end] for begin, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def _ogg_ends(stream: bytes) -> bool:

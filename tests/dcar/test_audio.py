@@ -372,8 +372,18 @@ def test_joined_ogg_are_read_to_the_last_end(subtypes: list[str], tmp_path):
             load_audio(cut)
 
 
+def test_joined_flac_are_read_to_the_last_end(tmp_path):
+    parts = [encoded(tone(1.0, hz=200 * (i + 1)), "FLAC", "PCM_16") for i in range(3)]
+    alone = np.concatenate([sf.read(io.BytesIO(part), dtype="float32")[0] for part in parts])
+    (tmp_path / "a.flac").write_bytes(b"".join(parts))
+    for source in (tmp_path / "a.flac", b"".join(parts)):
+        np.testing.assert_array_equal(load_audio(source)[0], alone)
+    with pytest.raises(AudioError, match="cut off|readable"):
+        load_audio(b"".join(parts)[: -len(parts[2]) // 2])
+
+
 def test_joined_recordings_of_different_rates_are_refused():
-    for kind, subtype in (("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III")):
+    for kind, subtype in (("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("FLAC", "PCM_16")):
         other = io.BytesIO()
         sf.write(other, tone(rate=44_100), 44_100, format=kind, subtype=subtype)
         with pytest.raises(AudioError, match="rate or number of channels changes"):

@@ -48,6 +48,10 @@ class Backend:
         """Prepare layers for decoding; see `Stack`."""
         return Stack(layers, last, first)
 
+    def language_layers(self, backbone: Any) -> Any:
+        """Return a class in place of `RotaryLayers` of dcar/decoding/language.py, or None."""
+        return None
+
     def heads(self, heads: Heads) -> Callable[..., Tensor]:
         """Prepare multi-token heads. Return a function with the arguments of
         `PredictionHeads.logits`."""

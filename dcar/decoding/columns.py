@@ -106,7 +106,6 @@ class Columns:
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
     # [B] of the N: the only positions with a query, where there is one layer
     ends: Tensor | None = None
-    counts: Tensor | None = None  # [B] of new positions up to these
     # the last layer ends with its keys and values, and the result means nothing
     writes_only: bool = False
 
@@ -205,7 +204,6 @@ def columns_of(
         tree=tree,
         real=real,
         ends=ends,
-        counts=counts,
     )
 
 

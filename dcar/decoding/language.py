@@ -266,7 +266,10 @@ class LanguageReader(Reader):
         self.hidden_dtype = model.heads.base.weight.dtype
         self.backend, self.heads = backend, backend.heads(model.heads)
         self._embedding, self._text_embedding = model.speech_embedding, model.backbone.embed_tokens
-        layers = RelativeLayers if isinstance(model.backbone, CosyVoiceLM) else RotaryLayers
+        if isinstance(model.backbone, CosyVoiceLM):
+            layers: Any = RelativeLayers
+        else:
+            layers = backend.language_layers(model.backbone) or RotaryLayers
         self._layers = layers(model.backbone, self.device, self.dtype, backend)
         self._causal = CausalMask(self.device, self.dtype)
 

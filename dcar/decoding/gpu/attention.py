@@ -204,15 +204,12 @@ def attend(
     queries: Tensor, kv: Tensor, columns: Columns, finished: Tensor, scale: float | None = None
 ) -> Tensor:
     """Attend with the queries [N, H, d] of new positions to the keys and values of a layer,
-    already written: [N, H d]. With `columns.ends`, queries [B, H, d] of these.
+    already written: [N, H d].
 
     finished: int32 zeros, `MAX_ROWS` × H of them, which are zeros again afterwards.
     """
     cache, (count, heads, size), shared = columns.cache, queries.shape, kv.shape[2]
-    lengths, tree, new, out = cache.lengths, columns.tree, columns.new, torch.empty_like(queries)
-    if columns.ends is not None:
-        assert columns.counts is not None
-        new, lengths = 1, lengths + (columns.counts - 1).clamp(min=0)
+    tree, new, out = columns.tree, columns.new, torch.empty_like(queries)
     tree_stride = 0
     if tree is not None:
         tree = tree.contiguous().view(torch.uint8)
@@ -229,7 +226,7 @@ def attend(
     _attend[grid](
         queries,
         kv,
-        lengths,
+        cache.lengths,
         cache.prefix_lengths,
         tree,
         out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,11 @@ class GPUBackend(CompiledBackend):
         if reads_stack(layers):
             return GPUStack(self.part(masked_layer), layers, last, first)
         return super().stack(layers, last, first)
+
+    def language_layers(self, backbone: Any) -> Any:
+        from dcar.decoding.gpu.language import GPURotaryLayers, reads_layers  # imports triton
+
+        return GPURotaryLayers if reads_layers(backbone) else super().language_layers(backbone)
 
 
 def gpu_backend(device: torch.device) -> CompiledBackend:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_ROWS = 32
 """Most flat rows of a pass. Each program of a product reads the inputs of all rows; with more rows
 they outweigh the weights, and a library's kernel is better."""

@@ -8,8 +8,7 @@ data, at run time, so a pass can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,45 +16,31 @@ from torch import Tensor, nn
 from dcar.decoding.columns import Columns, RotaryCache
 from dcar.decoding.compiled import CompiledStack
 from dcar.decoding.gpu.attention import attend, reads_heads, rotate
-from dcar.decoding.gpu.product import MAX_ROWS, MIN_WIDTH, product
+from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, product
 from heads.layers import TransformerLayer
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class GPUStack(CompiledStack):
     """`Stack` in Triton, of layers that `reads_stack` accepts. A pass of more than `MAX_ROWS`
-    positions, such as a prefill, is left to `CompiledStack`."""
-
-    def __init__(
-        self,
-        layer: Callable[..., Any],
-        layers: Sequence[TransformerLayer],
-        last: Sequence[nn.Module],
-        first: Sequence[nn.Module] = (),
-    ):
-        super().__init__(layer, layers, last, first)
-        weight, heads = layers[0].out.weight, layers[0].num_heads
-        self._finished = torch.zeros(MAX_ROWS * heads, dtype=torch.int32, device=weight.device)
+    positions, such as a prefill, is left to `CompiledStack`, and so is a policy's layer."""
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
-        compiling = torch.compiler.is_compiling()
-        if compiling or len(x) > MAX_ROWS or columns.real is not None:
+        few = len(x) <= MAX_ROWS and columns.real is None and columns.ends is None
+        if torch.compiler.is_compiling() or not few:
             return super().read(x, rotary, positions, columns)
         with torch.cuda.device_of(x):  # Triton launches on the current device
             return self._read(x, rotary, positions, columns)
 
     def _read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
-        x = self.before(x)
+        x, heads = self.before(x), self.layers[0].num_heads
+        finished = x.new_zeros(MAX_ROWS * heads, dtype=torch.int32)
         angles = rotary.cos, rotary.sin, rotary.first
         for kv, layer in zip(columns.kv, self.layers, strict=True):
             qkv = product(x, *_linear(layer.qkv), norm=_norm(layer.attention_norm))
             queries = rotate(qkv, angles, positions, columns.index, kv)
             if columns.writes_only and layer is self.layers[-1]:
                 return x
-            if columns.ends is not None:
-                queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)
-            y = attend(queries, kv, columns, self._finished)
+            y = attend(queries, kv, columns, finished)
             x = product(y, *_linear(layer.out), residual=x)
             y = product(x, *_linear(layer.up), norm=_norm(layer.ffn_norm), gelu=True)
             x = product(y, *_linear(layer.down), residual=x)

@@ -15,8 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from held import check
+from test_language import hold, with_adapters
 from test_reader import check as check_reader
 from test_reader import plain_of
+from tiny_backbones import architecture, tiny_backbone
 from tiny_decoders import tiny_decoder
 from tiny_methods import KINDS
 from torch import Tensor
@@ -24,6 +26,7 @@ from torch import Tensor
 from dcar.decoding import Engine, Prompt, decode, engine
 from dcar.decoding.columns import CausalMask, columns_of
 from dcar.decoding.gpu.backend import GPUBackend
+from dcar.decoding.language import LanguageReader, RotaryLayers
 from dcar.decoding.reader import CARReader
 from dcar.sampling import SamplingConfig
 from heads.layers import KVCache
@@ -39,6 +42,7 @@ if INTERPRETED:
     from triton.runtime import interpreter
 
     from dcar.decoding.gpu.attention import attend, rotate
+    from dcar.decoding.gpu.language import GPURotaryLayers
     from dcar.decoding.gpu.product import MAX_ROWS, product
     from dcar.decoding.gpu.stack import GPUStack
 
@@ -238,6 +242,13 @@ def test_attend(case):
 # --- decoding -------------------------------------------------------------------------------------
 
 
+class Interpreted(GPUBackend):
+    """Operations in Triton. What surrounds them is not compiled."""
+
+    def part(self, function):
+        return function
+
+
 @pytest.fixture
 def passes(monkeypatch) -> list[int]:
     """Return a list to which the number of positions of every pass in Triton is added."""
@@ -256,21 +267,39 @@ def passes(monkeypatch) -> list[int]:
 )
 def test_every_row_has_the_states_of_its_plain_sequence(passes, dtype, tolerance):
     exact = tiny_decoder()
-    check_reader(CARReader(tiny_decoder().to(dtype), GPUBackend()), plain_of(exact), tolerance)
+    check_reader(CARReader(tiny_decoder().to(dtype), Interpreted()), plain_of(exact), tolerance)
     assert len(passes) > 4 and max(passes) > 10
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "kind", ["qwen2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "qwen3"))]
+)
+def test_language_models(kind, monkeypatch):
+    """Grouped queries; biases in Qwen2, norms of heads in Qwen3. Adapters are left to PyTorch."""
+    found, inner = [], GPURotaryLayers._read
+    monkeypatch.setattr(GPURotaryLayers, "_read", lambda *given: found.append(1) or inner(*given))
+    decoder = tiny_backbone(architecture=architecture(kind, head_dim=16))
+    hold(decoder, reader=LanguageReader(decoder, Interpreted()))
+    assert len(found) > 4
+    adapted = with_adapters(decoder)
+    assert type(LanguageReader(adapted, Interpreted())._layers) is RotaryLayers
 
 
 @interpreted
 @pytest.mark.parametrize(
     "name",
     [
-        "before the draw",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("car-3", "ssd by a draft", "tree")),
+        "car-3",
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("sd by heads", "ssd by a draft", "tree")
+        ),
     ],
 )
 def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
-    """Rows are replaced by others; shapes are fixed, as in a CUDA graph. The policy before the
-    draw has a layer of its own, the draft model is read in Triton too."""
+    """Rows are replaced by others; shapes are fixed, as in a CUDA graph. The draft model is read
+    in Triton too."""
     monkeypatch.setattr(engine, "COLUMN_BLOCK", 16)
     prompts = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 5, 4)]
     sampling = SamplingConfig(
@@ -278,7 +307,7 @@ def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
     )
     model, method, _ = KINDS[name](lambda part: part)
     expected = decode(model, prompts, method, sampling)
-    monkeypatch.setattr("dcar.decoding.readers._backend", lambda weight: GPUBackend())
+    monkeypatch.setattr("dcar.decoding.readers._backend", lambda weight, compile: Interpreted())
     model, method, _ = KINDS[name](lambda part: part)
     made = Engine(model, method, sampling, 2)
     made.eager = False
@@ -315,7 +344,8 @@ class Launches:
             name = parameter.name
             value = given[i] if i < len(given) else named[name]
             whole = 16  # addresses and most strides are multiples of it
-            if value is None or i >= len(given):
+            one = isinstance(value, int) and value == 1  # which Triton makes a constant
+            if value is None or one or i >= len(given):
                 signature[name], constants[name] = "constexpr", value
             elif isinstance(value, Tensor):
                 signature[name] = TYPES[value.dtype]

@@ -1,0 +1,73 @@
+"""Layers of language models in Triton: six kernels a layer for passes of few positions, as in
+stack.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.columns import Columns
+from dcar.decoding.gpu.attention import attend, reads_heads, rotate
+from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, product
+from dcar.decoding.language import RotaryLayers, has_plain_products, rms_norm
+from heads.layers import KVCache
+
+
+class GPURotaryLayers(RotaryLayers):
+    """`RotaryLayers` in Triton, of layers that `reads_layers` accepts. A pass of more than
+    `MAX_ROWS` positions is left to `RotaryLayers`."""
+
+    def read(self, x: Tensor, positions: Tensor, columns: Columns, cache: KVCache) -> Tensor:
+        if torch.compiler.is_compiling() or len(x) > MAX_ROWS:
+            return super().read(x, positions, columns, cache)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            return self._read(x, positions.reshape(-1), columns)
+
+    def _read(self, x: Tensor, positions: Tensor, columns: Columns) -> Tensor:
+        angles = self._rotary[:, 0, 0], self._rotary[:, 1, 0], 0
+        heads = self._layers[0].self_attn.num_key_value_groups * columns.kv[0].shape[2]
+        finished = x.new_zeros(MAX_ROWS * heads, dtype=torch.int32)
+        for kv, layer, joined in zip(columns.kv, self._layers, self._joined, strict=True):
+            assert joined is not None  # of `reads_layers`
+            attention, qkv, out = layer.self_attn, joined.qkv, layer.self_attn.o_proj
+            y = product(x, qkv.weight, qkv.bias, norm=_norm(layer.input_layernorm))
+            queries = rotate(y, angles, positions, columns.index, kv, _norms_of_heads(attention))
+            y = attend(queries, kv, columns, finished, attention.scaling)
+            x = product(y, out.weight, out.bias, residual=x)
+            gate, up = joined.gate_up.weight.chunk(2)
+            y = product(x, up, norm=_norm(layer.post_attention_layernorm), gate=gate)
+            x = product(y, layer.mlp.down_proj.weight, residual=x)
+        return rms_norm(self._norm, x)
+
+
+def _norm(norm: Any) -> tuple[Tensor, None, float]:
+    return norm.weight, None, norm.variance_epsilon
+
+
+def _norms_of_heads(attention: Any) -> tuple[Tensor, Tensor, float] | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    norm = attention.q_norm
+    return norm.weight, attention.k_norm.weight, norm.variance_epsilon
+
+
+def reads_layers(backbone: Any) -> bool:
+    """Return whether the kernels support the layers of a language model: linear layers without
+    adapters and SwiGLU without biases, in one of `DTYPES`, with widths that fill blocks."""
+    if backbone.config.hidden_act != "silu" or not all(map(has_plain_products, backbone.layers)):
+        return False
+    linears, sizes = [], set()
+    for layer in backbone.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        inner = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if any(part.bias is not None for part in inner):
+            return False
+        linears += [attention.q_proj, attention.o_proj, *inner]
+        sizes.add(attention.head_dim)
+    return (
+        all(part.in_features % MIN_WIDTH == 0 for part in linears)
+        and linears[0].weight.dtype in DTYPES
+        and all(map(reads_heads, sizes))
+    )

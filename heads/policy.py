@@ -150,6 +150,7 @@ class CandidatePolicyConfig(ChunkPolicyConfig):
 
     chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
     chunk_scorer_embedding: int = 0
+    chunk_scorer_window: int = 0
     chunk_scorer_ids: int = 0  # that the decoder's heads may draw
 
     @property
@@ -171,6 +172,7 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, Any]:
     return {
         "chunk_scorer_width": shape.width,
         "chunk_scorer_embedding": shape.embedding_size,
+        "chunk_scorer_window": shape.window,
         "chunk_scorer_ids": shape.vocab_size,
     }
 
@@ -199,6 +201,7 @@ class CandidatePolicy(ChunkPolicy):
                     config.chunk_scorer_ids,
                     config.chunk_scorer_embedding,
                     config.chunk_scorer_width,
+                    config.chunk_scorer_window,
                 )
             )
             self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards

@@ -138,7 +138,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "car_variant": ":distilled" if from_starter else "",
         "far_variant": ":far_distilled" if from_starter else ":far",
         "accumulation": max(1, 8 // config.processes),
-        "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"],
+        "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
         "methods": [] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"],
     }
 

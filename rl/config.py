@@ -301,17 +301,17 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
         None, "Weights of reward_funcs; null = 1 for each."
     )
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
-    tokens_per_pass: float = setting(
+    points_per_percent: float = setting(
         0.0,
-        "Tokens per pass that rollouts should reach: a reward for longer or shorter chunks is "
-        "adjusted until they do; 0 = no such reward.",
+        "Exchange rate of the reward for speed: points of word error (0.01 of the reward each) "
+        "that one per cent of the time is worth; 0 = none. Needs scale_rewards=batch or none.",
         minimum=0,
     )
-    length_reward_gain: float = setting(
-        1.0,
-        "Gain of the tokens_per_pass controller: deviations of the advantage per deviation of "
-        "chunk size, for each token per pass below the target. About 0.1 with optim=natural.",
-        above=0,
+    pass_cost: list[float] = setting(
+        [],
+        "Time of a pass with its decision, and of a token in the pass and in the vocoder, in ms, "
+        "for points_per_percent; empty = measured on this machine when the run starts.",
+        minimum=0,
     )
     credit: str = setting(
         "utterance",
@@ -365,6 +365,16 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
                 f"per_device_train_batch_size {self.per_device_train_batch_size} counts rollouts "
                 f"and must be a multiple of num_generations {self.num_generations}, because a "
                 "group never spans two steps or processes"
+            )
+        if self.points_per_percent and self.scale_rewards == "group":
+            raise ConfigError(
+                "points_per_percent is one exchange rate for all groups, but scale_rewards=group "
+                "scales each by itself: set scale_rewards=batch"
+            )
+        if self.pass_cost and (len(self.pass_cost) != 2 or not self.pass_cost[0] > 0):
+            raise ConfigError(
+                f"pass_cost={self.pass_cost}: give two times in ms, that of a pass (above 0) and "
+                "that of a token, or none"
             )
         if self.eval_strategy == "no":
             self.load_best_model_at_end = False  # no metric to choose it by

@@ -7,22 +7,21 @@ unlikely (dcar/recognition/ctc.py). Every place has a cost in each rollout of a 
 rollouts' lengths. A decision is responsible for the places in a window after it. Its advantage is
 the group's mean cost at these places minus its own cost: a baseline as in GRPO.
 
-Reward per pass (`tokens_per_pass`): a reward that only counts words gives nothing for speed, and
-chunks grow shorter under it. The user sets the number of tokens per pass, and the reward for a long
-chunk is adjusted until rollouts reach it.
+Reward for speed (`points_per_percent`): a reward that only counts words gives nothing for speed,
+and chunks grow shorter under it. The time that a chunk saves is added at an exchange rate
+(rl/pass_cost.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-LEAST_STD = 1e-8  # below it, all rollouts of a group have equal costs
+LEAST_STD = 1e-8  # below it, all costs are equal
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def decisions_of(
 
 def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) -> list[np.ndarray]:
     """Return the advantages of the decisions of every rollout of a group, summed over the rewards
-    and scaled to unit deviation over the group; zeros for rollouts that were not located.
+    and in their unit; NaN for rollouts that were not located, zeros if only one was.
 
     window: tokens of the recording for which a decision is responsible. They are counted as places
     by `Located.rate`, at least one, so their number never depends on what the decision led to.
@@ -81,7 +80,7 @@ def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) 
     chunk, or none if it chooses among several candidates.
     """
     located = [d.located for d in group if d.located]
-    found = [np.zeros(len(d.starts)) for d in group]
+    found = [np.full(len(d.starts), 0.0 if d.located else math.nan) for d in group]
     if len(located) < 2:
         return found
     for reward, of_rollouts in enumerate(zip(*located, strict=True)):
@@ -91,8 +90,19 @@ def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) 
                 values += _better(
                     decisions.located[reward], decisions.starts, mean, window, shortest
                 )
-    std = np.concatenate([v for v, d in zip(found, group, strict=True) if d.located]).std(ddof=1)
-    return [v / std if std > LEAST_STD else np.zeros_like(v) for v in found]
+    return found
+
+
+def scaled(advantages: Sequence[np.ndarray], like: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+    """Return advantages of the decisions of several rollouts divided by the standard deviation of
+    all (or of those in `like`), with 0 for NaN."""
+    known = np.concatenate([*(like or advantages)])
+    known = known[~np.isnan(known)]
+    std = known.std(ddof=1) if len(known) > 1 else 0.0
+    return [
+        np.nan_to_num(values / std) if std > LEAST_STD else np.zeros_like(values)
+        for values in advantages
+    ]
 
 
 def _better(
@@ -104,60 +114,3 @@ def _better(
     first = one.places[np.minimum(np.asarray(starts, np.int64) + shortest, len(one.places) - 1)]
     end = np.minimum(first + max(1, round(window * one.rate)), len(mean))
     return (better[end] - better[first]) / (end - first)
-
-
-# Sizes react to the reward, so a controller that only integrates the error oscillates: it needs a
-# term proportional to the present error.
-KEPT = 0.05  # share of a window's change that is integrated
-MOST = 4.0  # largest absolute value
-
-
-@dataclass
-class LengthReward:
-    """Proportional-integral controller of the tokens per pass.
-
-    value: advantage, in standard deviations, of one standard deviation of chunk size; below 0, long
-    chunks are penalised.
-    """
-
-    target: float  # tokens per pass
-    gain: float = 1.0  # per token per pass below the target in the last window
-    value: float = 0.0
-    kept: float = 0.0  # integral term
-    # micro-batch -> tokens and passes of all processes
-    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def advance(self) -> None:
-        """Update `value` from the rollouts of the last window, before those of the next one."""
-        tokens = sum(tokens for tokens, _ in self.seen.values())
-        passes = sum(passes for _, passes in self.seen.values())
-        if passes:
-            now = self.gain * (self.target - tokens / passes)
-            self.kept = min(MOST, max(-MOST, self.kept + KEPT * now))
-            self.value = min(MOST, max(-MOST, self.kept + now))
-        self.seen = {}
-
-    def of_decisions(self, actions: Tensor, mask: Tensor) -> Tensor:
-        """Return what is added to the advantages of decisions [R, M], given actions [R, M] in
-        0..K-1 and mask [R, M].
-
-        Each chunk is rewarded by its own size alone; the mean over the decisions of a batch is the
-        baseline.
-        """
-        real = mask > 0
-        sizes = actions[real].double()
-        if len(sizes) < 2 or not (std := sizes.std()) > 0:
-            return torch.zeros_like(mask)
-        return torch.where(real, self.value * (actions - sizes.mean()) / std, 0.0).to(mask)
-
-    def state(self) -> Tensor:
-        """Return everything that changes, for a checkpoint: [1 + micro-batches, 2] float64."""
-        return torch.tensor(
-            [(self.value, self.kept), *(self.seen[i] for i in sorted(self.seen))],
-            dtype=torch.float64,
-        )
-
-    def restore(self, state: Tensor) -> None:
-        """Restore what `state` returned."""
-        (self.value, self.kept), *seen = state.tolist()
-        self.seen = {micro: (tokens, passes) for micro, (tokens, passes) in enumerate(seen)}

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -48,10 +48,11 @@ from dcar.vocoder.load import vocoder_identity
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
-from rl.credit import LengthReward, decision_advantages, decisions_of
+from rl.credit import decision_advantages, decisions_of, scaled
 from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
 from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
+from rl.pass_cost import PassCost, measure_pass_cost, stored_pass_cost
 from rl.policies import bound, check_fits, guidance_range, make_policy
 from rl.rewards import (
     BUILT_IN,
@@ -209,9 +210,7 @@ class DCPOTrainer(ResilientTrainer):
             self.recognizer,
             parts,
         )
-        self.length_reward: LengthReward | None = None
-        if args.tokens_per_pass:
-            self.length_reward = LengthReward(args.tokens_per_pass, args.length_reward_gain)
+        self.pass_cost = self._pass_cost() if args.points_per_percent else None
         self._buffer: dict[int, UpdateBatch] = {}
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
@@ -235,6 +234,30 @@ class DCPOTrainer(ResilientTrainer):
         for name, reward in zip(named, self.reward_funcs, strict=True):
             if name == "wer":
                 reward.ground_truth = truth.rates()  # type: ignore[attr-defined]
+
+    def _pass_cost(self) -> PassCost:
+        """Return the cost in the settings, or measure it in the first process; then the settings
+        contain it."""
+        args = self.args
+        if not args.pass_cost:
+            found = None
+            if args.process_index == 0:
+                found = stored_pass_cost(
+                    self.out / "pass_cost.json",
+                    args.resume_from_checkpoint == "never",
+                    partial(
+                        measure_pass_cost,
+                        self.base,
+                        self.policy,
+                        self.vocoder,
+                        self.train_dataset.items[0],
+                        args.sampling,
+                        args.num_candidates,
+                    ),
+                )
+            (found,) = broadcast_object_list([found])
+            args.pass_cost = [round(ms, 4) for ms in found]
+        return PassCost(*args.pass_cost)
 
     @property
     def policy(self) -> ChunkPolicy:
@@ -350,8 +373,6 @@ class DCPOTrainer(ResilientTrainer):
             if inputs["position"] == 0:
                 self.reference.load_state_dict(state)
             self._buffer.clear()
-            if self.length_reward is not None:
-                self.length_reward.advance()
         micro = inside % args.gradient_accumulation_steps
         # also true after resuming inside a window: the same rollouts are made again
         if micro not in self._buffer:
@@ -377,13 +398,17 @@ class DCPOTrainer(ResilientTrainer):
     @torch.no_grad()
     def _prepare(self, batch: RolloutBatch, micro: int) -> UpdateBatch:
         args = self.args
+        by_decision = args.credit == "decision"
+        rewards = batch.rewards
+        if self.pass_cost is not None and not by_decision:
+            rewards = rewards + self._saved_by_rollout(batch).to(rewards)
         std = (
-            objective.reward_std(self.accelerator.gather(batch.rewards))
+            objective.reward_std(self.accelerator.gather(rewards))
             if args.scale_rewards == "batch"
             else None
         )
         advantages = objective.group_advantages(
-            batch.rewards, args.num_generations, args.scale_rewards, std
+            rewards, args.num_generations, args.scale_rewards, std
         )
         weights = advantages.valid.float()
         reference = log_probs_of(self.reference, batch)
@@ -402,27 +427,27 @@ class DCPOTrainer(ResilientTrainer):
             args.chunk_range,
             self.policy.config.num_actions,
         )
-        values = self._credit(batch) if args.credit == "decision" else advantages.values
-        if self.length_reward is not None:
-            values = objective.by_decision(values) + self._pay(batch, micro)
+        if self.pass_cost is not None:
+            compared = [r.result for r in batch.records if not r.forced]
+            tokens = sum(len(r.tokens) for r in compared)
+            spent = self.pass_cost.fixed * sum(r.passes for r in compared)
+            self._metrics.add("ms_per_token", spent + self.pass_cost.per_token * tokens, tokens)
+        values = self._credit(batch) if by_decision else advantages.values
         return UpdateBatch(batch, values, weights, old, reference, normalizer)
 
-    def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
-        """Return what is added to the advantages of decisions [R, M] for the length of their
-        chunks in this window."""
-        assert self.length_reward is not None
-        sampled = [r.result for r in batch.records if not r.forced]
-        kept = torch.tensor(
-            [sum(len(r.tokens) for r in sampled), sum(r.passes for r in sampled)],
-            dtype=torch.float64,
-            device=self.args.device,
-        )
-        tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
-        self.length_reward.seen[micro] = tokens, passes
-        self._metrics.add("length_reward", self.length_reward.value)
-        return self.length_reward.of_decisions(
-            batch.actions % self.policy.config.num_actions, batch.mask
-        )
+    def _mean_size(self, batch: RolloutBatch) -> float:
+        """Return the mean of the sizes that were chosen in all processes."""
+        sizes = [size for r in batch.records for size in r.result.sizes]
+        sums, counts = zip(*gather_object([(sum(sizes), len(sizes))]), strict=True)
+        return sum(sums) / max(1, sum(counts))
+
+    def _saved_by_rollout(self, batch: RolloutBatch) -> Tensor:
+        """Return the reward for speed of every rollout [R]: 0 at the mean size."""
+        assert self.pass_cost is not None
+        mean = self.pass_cost.per_token_at(self._mean_size(batch))
+        sizes = [float(np.mean(r.result.sizes or math.nan)) for r in batch.records]
+        spent = torch.tensor([self.pass_cost.per_token_at(size) for size in sizes])
+        return self.args.points_per_percent * (1 - spent / mean).nan_to_num(0.0)
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
         """Return the advantages by decision [R, M]: for rewards that locate their losses, from
@@ -446,11 +471,23 @@ class DCPOTrainer(ResilientTrainer):
         weighted_rewards = zip(self.reward_funcs, self.reward_weights, strict=True)
         locating = [(reward, weight) for reward, weight in weighted_rewards if locates(reward)]
         decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), locating)
+        found = []
         for first in range(0, len(decisions), group):
             members = decisions[first : first + group]
-            advantages = decision_advantages(members, args.credit_window, shortest)
-            for i, found in enumerate(advantages, start=first):
-                values[i, : len(found)] += torch.from_numpy(found).to(values)
+            found += decision_advantages(members, args.credit_window, shortest)
+        if self.pass_cost is not None:
+            sizes = [np.array(r.result.sizes) for r in batch.records]
+            saved = self.pass_cost.saved(sizes, self._mean_size(batch), args.credit_window)
+            found = [
+                values + args.points_per_percent * more
+                for values, more in zip(found, saved, strict=True)
+            ]
+        if args.scale_rewards == "batch":
+            found = scaled(found, gather_object(found))
+        elif args.scale_rewards == "group":
+            found = [v for i in range(0, len(found), group) for v in scaled(found[i : i + group])]
+        for i, advantages in enumerate(found):
+            values[i, : len(advantages)] += torch.from_numpy(np.nan_to_num(advantages)).to(values)
         return values
 
     def _check_failures(self, batch: RolloutBatch) -> None:
@@ -565,8 +602,6 @@ class DCPOTrainer(ResilientTrainer):
         tensors = {
             name: value.cpu().contiguous() for name, value in self._copies.state_dict().items()
         }
-        if self.length_reward is not None:
-            tensors["length_reward"] = self.length_reward.state()
         save_file(tensors, path / STATE)
 
     def train(
@@ -618,7 +653,6 @@ class DCPOTrainer(ResilientTrainer):
             raise CheckpointError(
                 f"{checkpoint / STATE}: cannot be read ({error}); resume from another checkpoint"
             ) from error
-        length_reward = tensors.pop("length_reward", None)
         try:
             self._copies.load_state_dict(tensors)
         except RuntimeError as error:
@@ -626,11 +660,4 @@ class DCPOTrainer(ResilientTrainer):
                 f"{checkpoint / STATE}: contains a policy of another shape ({error}); choose "
                 "another out folder, or resume_from_checkpoint=never to start again"
             ) from error
-        if self.length_reward is not None:
-            if length_reward is None:
-                raise CheckpointError(
-                    f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
-                    "out folder, or resume_from_checkpoint=never to start again"
-                )
-            self.length_reward.restore(length_reward)
         self._buffer.clear()

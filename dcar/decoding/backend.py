@@ -8,7 +8,6 @@ the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from dcar.decoding.stack import Stack
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.build import Heads
-from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import TransformerLayer
 from heads.policy import CandidatePolicy
 
@@ -57,10 +55,6 @@ class Backend:
         `PredictionHeads.logits`."""
         return heads.logits
 
-    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        """Prepare a chunk scorer with its present weights."""
-        return partial(chunk_scorer, recurrent=chunk_scorer.layer.all_weights[0])
-
     def probs(
         self,
         logits: Tensor,
@@ -88,7 +82,8 @@ class Backend:
         """Return a function that makes a whole decision after the draw in one call, if the backend
         has one for this policy, with its present weights.
 
-        It takes hidden states [B, D], logits [B, n, V + 1] and numbers u [B, n, N] at which tokens
-        are drawn, the arguments of `warp` and a dial. It returns None where only PyTorch can.
+        It takes hidden states [B, D], logits [B, n, V + 1], the numbers u [B, n] at which the
+        tokens of the first candidate are drawn (`shifted` for the others), the number of
+        candidates, the arguments of `warp` and a dial. It returns None where only PyTorch can.
         """
         return None

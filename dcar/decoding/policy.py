@@ -14,8 +14,6 @@ from dcar.decoding.columns import CausalMask, RotaryCache, columns_of
 from dcar.decoding.reader import Reader
 from dcar.decoding.state import BatchState
 from dcar.errors import ConfigError
-from dcar.sampling import shifted
-from heads.chunk_scorer import scored_features
 from heads.layers import KVCache
 from heads.policy import CandidatePolicy, ChunkPolicy, ChunkPolicyConfig, HiddenPolicy
 
@@ -129,13 +127,7 @@ class CandidateReader(PolicyReader):
         self.prepare()
 
     def prepare(self) -> None:
-        scorer = self.policy.chunk_scorer
-        self._chunk_scorer = None if scorer is None else self.backend.chunk_scorer(scorer)
         self._decision = self.backend.decision(self.policy)
-
-    def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """See `CandidatePolicy.candidate_features`."""
-        return scored_features(self._chunk_scorer, hidden, logits, tokens)
 
     def decide(
         self, state: BatchState, logits: Tensor, num_candidates: int, dial: float
@@ -145,8 +137,13 @@ class CandidateReader(PolicyReader):
         if self._decision is None or state.sampling.repetition_window:
             return None
         positions = state.next_positions(logits.shape[1])
-        u = shifted(state.uniform("token", positions), num_candidates)
-        forbidden = state.forbidden(positions)
         return self._decision(
-            state.last_hidden, logits, u, state.sampling, forbidden, state.eos, dial
+            state.last_hidden,
+            logits,
+            state.uniform("token", positions),
+            num_candidates,
+            state.sampling,
+            state.forbidden(positions),
+            state.eos,
+            dial,
         )

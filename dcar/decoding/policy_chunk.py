@@ -135,7 +135,7 @@ class PolicyChunk(ChunkRule):
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         if not self.after_draw:
             return super().candidate_features(state, logits, tokens)
-        return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
+        return state.shared["policy"].policy.candidate_features(state.last_hidden, logits, tokens)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         started = state.clock()

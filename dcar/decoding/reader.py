@@ -24,7 +24,6 @@ from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
-from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import CacheStorage, KVCache
 
 Layout = tuple[Tensor, Tensor]
@@ -93,10 +92,6 @@ class Reader:
     def part(self, cache: KVCache) -> Callable[..., Any]:
         """Return `Backend.part`, which has no effect where shapes follow the data."""
         return (lambda function: function) if cache.eager else self.backend.part
-
-    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        """Prepare a chunk scorer for the hidden states of this decoder."""
-        return self.backend.chunk_scorer(chunk_scorer)
 
 
 class CARReader(Reader):

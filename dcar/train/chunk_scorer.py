@@ -66,7 +66,10 @@ class TrainChunkScorerConfig(DecoderSettings, SmallSettings, DataSettings):
     )
     learning_rate: float = 3e-3
     weight_decay: float = 0.02
-    width: int = setting(128, "Width of the recurrent layer.", minimum=1)
+    width: int = setting(128, "Width of the layers.", minimum=1)
+    window: int = setting(
+        2, "Tokens that are read together: each one and those before it.", minimum=1
+    )
 
 
 class ChunkScorerTrainer(SmallTrainer):
@@ -105,8 +108,10 @@ class ChunkScorerTrainer(SmallTrainer):
         logits = decoder.heads.logits(hidden, heads).float()
         draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64)
         drawn = sample(logits.softmax(-1), draws.to(hidden.device))
-        features = torch.cat([candidate_features(logits, tokens) for tokens in (recorded, drawn)])
-        return torch.cat((hidden, hidden)), torch.cat((recorded, drawn)), features
+        chunks = torch.stack((recorded, drawn), 1)  # as two candidates
+        features = candidate_features(logits, chunks)
+        chunks, features = (x.transpose(0, 1).flatten(0, 1) for x in (chunks, features))
+        return torch.cat((hidden, hidden)), chunks, features
 
     def _classified(
         self, model: Any, hidden: Tensor, tokens: Tensor, features: Tensor
@@ -172,6 +177,7 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
         decoder.config.num_prediction_heads,
         decoder.config.output_size,
         width=config.width,
+        window=config.window,
         base_checksum=decoder.checksum(),
         tokenizer=decoder.config.tokenizer,
     )

@@ -64,11 +64,8 @@ class BestOfChunk(ChunkRule):
             )
         return super().width(heads)
 
-    def refresh(self, state: BatchState) -> None:
-        state.shared["chunk_scorer"] = state.reader.chunk_scorer(self.chunk_scorer)
-
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        return scored_features(state.shared["chunk_scorer"], state.last_hidden, logits, tokens)
+        return scored_features(self.chunk_scorer, state.last_hidden, logits, tokens)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         assert features is not None

@@ -104,18 +104,21 @@ dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out
 half "$out/car_joined" "$out/decoder"
 half "$out/far_joined" "$out/far_decoder"
 
-# The policies, one per temperature, with rewards by the token recogniser; the first is trained on joined sentences too.
-dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_all" \
-  out="$out/chunk_scorer_first"
-dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distilled" data="$out/distilled" \
-  init_from="$out/chunk_scorer_first" max_steps=300 out="$out/chunk_scorer_second"
-dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/joined" \
-  init_from="$out/chunk_scorer_second" max_steps=150 half_weights=true out="$out/chunk_scorer"
-distil distilled_fourth "$out/decoder" "$again"
+# The policies, one per temperature, with rewards by the token recogniser; the first is trained on joined sentences too. The
+# time of a pass is that of an idle core; a run beside other processes should not measure it.
+# The chunk scorer learns from what the decoder itself speaks: trained on recordings, it makes chunks worse.
+distil distilled_fourth "$out/decoder" "$again" limit=2300
 dcar prepare mode=join data=["$out/distilled_fourth"] max_seconds=12 seed=1 out="$out/policy_texts"
+scorer() {  # name, data, steps, settings
+  dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$2" max_steps="$3" out="$out/$1" "${@:4}"
+}
+scorer chunk_scorer_first "$out/prepared_all" 300
+scorer chunk_scorer_second "$out/distilled_fourth" 400 init_from="$out/chunk_scorer_first"
+scorer chunk_scorer "$out/policy_texts" 100 init_from="$out/chunk_scorer_second" half_weights=true
 dcpo() {  # name, settings
   dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/policy_texts" vocoder="$out/vocoder/export" \
-    token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 out="$out/dcpo_$1" "${@:2}"
+    token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 pass_cost=[0.97,0.22] \
+    out="$out/dcpo_$1" "${@:2}"
   dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
 }
 dcpo policy

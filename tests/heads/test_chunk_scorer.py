@@ -65,6 +65,7 @@ def small(**changes) -> ChunkScorer:
                 "vocab_size": CODES + 1,
                 "embedding_size": 4,
                 "width": 16,
+                "window": LENGTH,
             }
             | changes
         )
@@ -164,6 +165,17 @@ def test_several_draws_are_seen_as_each_alone():
     shorter = scored_features(chunk_scorer, hidden, logits[:, :2], chunks[:, 0, :2])
     # what stands behind a token does not matter to it
     assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_token_is_read_with_those_in_its_window(window):
+    """Any other token changes nothing, and after the end nothing is added."""
+    chunk_scorer = small(window=window)
+    chunks = torch.tensor([[0, 1, 2], [2, 1, 2], [0, 3, 2]])  # the second id, the first, the end
+    features = torch.randn(1, LENGTH, 3).expand(3, -1, -1)
+    first, other_first, ended = chunk_scorer(torch.zeros(3, 4), chunks, features)
+    assert (first != other_first).tolist() == [True, window == 2, False]
+    assert ended[0] == first[0] and ended[2] == 0
 
 
 def test_a_policy_takes_it_along(tmp_path):

@@ -405,7 +405,12 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     base = tiny_decoder(heads)
     if config.chunk_scorer:  # another recipe trains it
         shape = ChunkScorerConfig(
-            base.config.hidden_size, heads, base.config.output_size, 4, 8, base.checksum()
+            base.config.hidden_size,
+            heads,
+            base.config.output_size,
+            4,
+            8,
+            base_checksum=base.checksum(),
         )
         ChunkScorer(shape).save_pretrained(config.chunk_scorer)
     prompts = 2 * config.prompts_per_step * config.gradient_accumulation_steps
@@ -476,6 +481,7 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
                     **common,
                     chunk_scorer_width=8,
                     chunk_scorer_embedding=4,
+                    chunk_scorer_window=2,
                     chunk_scorer_ids=decoder.config.output_size,
                 )
             )

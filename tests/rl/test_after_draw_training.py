@@ -24,7 +24,7 @@ from heads.policy import (
     HiddenPolicy,
     HiddenPolicyConfig,
 )
-from rl.credit import LengthReward
+from rl.pass_cost import PassCost
 from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer
@@ -102,16 +102,17 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
     # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts
     # are made again
     more = (
-        {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2}
+        {
+            "points_per_percent": price,
+            "pass_cost": [1.0, 0.2],
+            "scale_rewards": "batch",
+            "num_iterations": 2,
+            "gradient_accumulation_steps": 2,
+        }
         if price
         else {}
     )
-    whole, again = stopped_and_whole(
-        tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more
-    )
-    if price:
-        assert whole.length_reward.state().tolist() == again.length_reward.state().tolist()
-        assert whole.length_reward.value > 0
+    stopped_and_whole(tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more)
     lines = log_of(tmp_path / "whole", "eval_reward")
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.3 for line in lines)
 
@@ -201,47 +202,52 @@ def nothing(completions, **columns):
     return [0.0] * len(completions)
 
 
-def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
-    """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to
-    3.4, and down to 1.6."""
-    for target in (3.4, 1.6):
-        settings = {
-            **LEARN,
-            "per_device_train_batch_size": 32,
-            "num_generations": 4,
-            "tokens_per_pass": target,
-        }
-        trainer_of(
-            tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80, **settings
-        ).train()
-        lines = log_of(tmp_path / str(target), "tokens_per_pass")
-        assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(
-            target, abs=0.3
-        )
-        assert {line["length_reward"] > 0 for line in lines[1:5]} == {target > 2.5}
+@pytest.mark.parametrize("credit", ["utterance", "decision"])
+def test_a_pass_that_costs_makes_chunks_longer(tmp_path, credit):
+    """Nothing else is rewarded, so sizes grow from 2.5 tokens on average."""
+    located = TokenLikelihoodReward(toy_token_recognizer(), locate=True, scale=0.0)
+    rewards = [located if credit == "decision" else nothing]
+    settings = {"points_per_percent": 0.1, "pass_cost": [1.0, 0.2], "scale_rewards": "batch"}
+    trainer_of(
+        tmp_path, rewards, vocoder=Deaf(), max_steps=40, credit=credit, **{**LEARN, **settings}
+    ).train()
+    lines = log_of(tmp_path, "tokens_per_pass")
+    assert np.mean([line["tokens_per_pass"] for line in lines[-10:]]) > 3.0
+    for line in lines:
+        expected = PassCost(1.0, 0.2).per_token_at(line["tokens_per_pass"])
+        assert line["ms_per_token"] == pytest.approx(expected)
 
 
-def test_what_a_length_reward_pays():
-    length_reward = LengthReward(3.0)
-    length_reward.advance()
-    assert length_reward.value == 0.0  # nothing was seen
-    length_reward.seen = {0: (10.0, 5.0), 1: (10.0, 5.0)}
-    twin = LengthReward(3.0)
-    twin.restore(length_reward.state())
-    for p in (length_reward, twin):
-        p.advance()
-        assert p.value == pytest.approx(1.05) and p.kept == pytest.approx(0.05) and not p.seen
-    actions, mask = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
-    assert torch.allclose(
-        length_reward.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]])
-    )
-    low = LengthReward(3.0, gain=0.1, seen={0: (10.0, 5.0)})
-    low.advance()
-    assert low.value == pytest.approx(0.105) and low.kept == pytest.approx(0.005)
-    # no size to prefer
-    assert not length_reward.of_decisions(
-        torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)
-    ).any()
+def test_the_cost_of_a_pass_is_measured_when_a_run_starts(tmp_path):
+    def cost(**changes):
+        settings = {"points_per_percent": 0.1, "scale_rewards": "batch", **changes}
+        trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], **settings)
+        assert tuple(trainer.args.pass_cost) == trainer.pass_cost
+        return trainer.pass_cost
+
+    first = cost()
+    assert first.fixed > 0 < first.per_token < first.fixed
+    assert cost() == first  # that of the resumed run
+    assert cost(resume_from_checkpoint="never") != first
+    assert cost(pass_cost=[2.0, 0.5]) == PassCost(2.0, 0.5)
+    for wrong in ([1.0], [0.0, 1.0]):
+        with pytest.raises(ConfigError, match="pass_cost"):
+            cost(pass_cost=wrong)
+    with pytest.raises(ConfigError, match="scale_rewards=batch"):
+        cost(scale_rewards="group")
+
+
+def test_what_chunks_save():
+    """Summed over an utterance, the shares are that of its time; chunks of the mean size save
+    nothing."""
+    cost, sizes, window = PassCost(0.8, 0.2), [np.array([4, 8, 12]), np.array([8, 8])], 5
+    mean = 8.0
+    first, second = cost.saved(sizes, mean, window)
+    assert second.tolist() == [0, 0] and first[0] == -first[2] < 0 == first[1]
+    (short,) = cost.saved([np.full(6, 4)], mean, window)
+    time = cost.per_token_at(4) / cost.per_token_at(mean) - 1
+    assert short.sum() * window / 24 == pytest.approx(-time)
+    assert PassCost(1.0, 0.0).per_token_at(16) == 1 / 16
 
 
 def test_impossible_together(tmp_path):
@@ -270,7 +276,9 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     base.checksum = lambda: checksum
     torch.manual_seed(0)
     chunk_scorer = ChunkScorer(
-        ChunkScorerConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum)
+        ChunkScorerConfig(
+            base.config.hidden_size, 4, base.config.output_size, 4, 8, base_checksum=checksum
+        )
     )
     chunk_scorer.save_pretrained(tmp_path / "chunk_scorer")
 

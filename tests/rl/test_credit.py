@@ -10,7 +10,7 @@ from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
-from rl.credit import Decisions, Located, decision_advantages
+from rl.credit import Decisions, Located, decision_advantages, scaled
 from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask
 from rl.transcription import RolloutRecord
 
@@ -26,10 +26,13 @@ def test_decision_advantages_by_hand():
     # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the
     # first pays .5, 0, 0
     expected = np.array([0.5, 0.0, 1.0])
+    assert first == pytest.approx(expected) and second == pytest.approx(-expected)
     scale = np.concatenate((expected, -expected)).std(ddof=1)
-    assert first == pytest.approx(expected / scale) and second == pytest.approx(-expected / scale)
-    silent = decision_advantages([*group_of(costs, [0, 2]), Decisions([], [0])], 2, 1)
-    assert not silent[2].any() and silent[0].any()
+    silent = decision_advantages([*group_of(costs, [0, 2, 4]), Decisions([], [0])], 2, 1)
+    for values in (scaled(silent), scaled(silent, [first, second])):
+        assert values[0] == pytest.approx(expected / scale)
+        assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
+    assert not scaled([np.zeros(3), np.zeros(1)])[0].any()
     alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
     assert not any(a.any() for a in alike)
     assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
@@ -66,7 +69,7 @@ def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
     mates = [Decisions([r.located[reward]], s) for r, s in zip(records, starts, strict=True)]
-    return decision_advantages(mates, window, shortest=1)
+    return scaled(decision_advantages(mates, window, shortest=1))
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
@@ -212,10 +215,7 @@ def test_windows_are_of_the_recordings_seconds():
     ):
         mates = [Decisions([Located(row, places, 4 / 12)], [0, 3, 5, 6]) for row in costs]
         first, second = decision_advantages(mates, window, shortest=0)
-        scale = np.concatenate((expected, np.negative(expected))).std(ddof=1)
-        assert first == pytest.approx(np.array(expected) / scale) and second == pytest.approx(
-            -first
-        )
+        assert first == pytest.approx(np.array(expected)) and second == pytest.approx(-first)
 
 
 def test_rewards_are_added_in_their_units():
@@ -226,11 +226,8 @@ def test_rewards_are_added_in_their_units():
     starts = [0, 3, 6, 9]
 
     def values(*located):
-        return np.array(
-            decision_advantages(
-                [Decisions(one, starts) for one in zip(*located, strict=True)], 3, 0
-            )
-        )
+        mates = [Decisions(one, starts) for one in zip(*located, strict=True)]
+        return np.array(scaled(decision_advantages(mates, 3, 0)))
 
     def times(located, weight):
         return [one.times(weight) for one in located]

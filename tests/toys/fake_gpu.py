@@ -186,10 +186,9 @@ class GPU(TorchDispatchMode):
         args, kwargs = tree_map(lambda t: t.inner if isinstance(t, OnGPU) else t, (args, kwargs))
         if self.graph is not None:
             self.keep_written(func, args, kwargs)
-        run = gru_cell if packet is aten._thnn_fused_gru_cell else func
-        out = run(*args, **kwargs)
+        out = func(*args, **kwargs)
         if self.graph is not None and (there or mine):
-            self.note(run, args, kwargs, out)
+            self.note(func, args, kwargs, out)
         if not there:
             return self.on_its_way(out) if kwargs.get("non_blocking") else out
 
@@ -278,22 +277,6 @@ class GPU(TorchDispatchMode):
             if address not in made:
                 storage.copy_(before)
         graph.forget()
-
-
-def gru_cell(
-    of_input: Tensor,
-    of_state: Tensor,
-    state: Tensor,
-    input_bias: Tensor | None = None,
-    state_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute aten::_thnn_fused_gru_cell, which exists only on GPUs."""
-    if input_bias is not None and state_bias is not None:
-        of_input, of_state = of_input + input_bias, of_state + state_bias
-    (r, z, n), (hr, hz, hn) = of_input.chunk(3, -1), of_state.chunk(3, -1)
-    r, z = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
-    n = torch.tanh(n + r * hn)
-    return n + z * (state - n), torch.zeros(0)
 
 
 class Stream:

@@ -35,7 +35,12 @@ def candidates_policy(
     torch.manual_seed(1)
     scorer: dict[str, int] = {}
     if scored:
-        scorer = dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13)
+        scorer = dict(
+            chunk_scorer_width=width,
+            chunk_scorer_embedding=4,
+            chunk_scorer_window=2,
+            chunk_scorer_ids=13,
+        )
     policy = CandidatePolicy(CandidatePolicyConfig(32, num_actions, **scorer, **changes)).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # the choice depends on tokens, not lengths

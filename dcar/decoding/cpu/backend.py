@@ -164,6 +164,7 @@ class CPUBackend(Backend):
         hidden: Tensor,
         logits: Tensor,
         u: Tensor,
+        several: int,
         sampling: SamplingConfig,
         forbidden: Tensor | None,
         eos: int,
@@ -171,7 +172,7 @@ class CPUBackend(Backend):
     ) -> Decided | None:
         if not serves(logits, sampling):
             return None
-        (rows, n, size), several, (scorer, _) = logits.shape, u.shape[-1], part.held
+        (rows, n, size), (scorer, _) = logits.shape, part.held
         if (
             n != part.reach
             or hidden.shape != (rows, width)

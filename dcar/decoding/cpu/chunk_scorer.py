@@ -1,12 +1,10 @@
-"""Chunk scorer of a policy in C: a GRU over at most K tokens, within the whole decision
-(chunk_scorer.c)."""
+"""Chunk scorer of a policy in C, within the whole decision (chunk_scorer.c)."""
 
 from __future__ import annotations
 
 import ctypes
 
 import torch
-from torch import nn
 
 from dcar.decoding.cpu.native import FLOAT, LANES, LONG, POINTER, Linear, Weights, members, reads
 from heads.chunk_scorer import ChunkScorer
@@ -14,11 +12,11 @@ from heads.chunk_scorer import ChunkScorer
 
 class _ChunkScorer(ctypes.Structure):
     _fields_ = [
-        *members(POINTER, "token seen offset"),
-        *members(Linear, "context input hidden inner"),
+        *members(POINTER, "tokens seen offset"),
+        *members(Linear, "state inner"),
         ("output", POINTER),
         ("output_bias", FLOAT),
-        *members(LONG, "ids features width"),
+        *members(LONG, "ids features width window"),
     ]
 
 
@@ -29,41 +27,35 @@ class NativeChunkScorer:
     def __init__(self, chunk_scorer: ChunkScorer):
         """Copy the weights of a chunk scorer that `reads_chunk_scorer` accepts."""
         config, self._weights = chunk_scorer.config, (weights := Weights())
-        # The input of SiLU is a sum over parts, and the part of a token is constant.
-        embedding, seen = chunk_scorer.token.weight.tensor_split((config.embedding_size,), 1)
-        token = torch.addmm(chunk_scorer.token.bias, chunk_scorer.embedding.weight, embedding.T)
-        state = chunk_scorer.state
-        start = chunk_scorer.start
-        inner = chunk_scorer.inner
-        output = chunk_scorer.output
-        of_input, of_state, input_bias, state_bias = chunk_scorer.layer.all_weights[0]
-        context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
-        products = (
-            context,
-            (of_input, input_bias),
-            (of_state, state_bias),
-            (inner.weight, inner.bias),
+        layer, state, inner, output = (
+            chunk_scorer.tokens,
+            chunk_scorer.state,
+            chunk_scorer.inner,
+            chunk_scorer.output,
+        )
+        # the input of SiLU is a sum over parts, and the part of a token in each place is constant
+        places = layer.weight.view(config.width, config.window, -1).permute(1, 2, 0)
+        of_tokens, of_features = places.split(
+            (config.embedding_size, places.shape[1] - config.embedding_size), 1
         )
         self.part = _ChunkScorer(
-            *map(weights.address, (token, seen.T, chunk_scorer.offset)),
-            *(weights.linear(*p) for p in products),
+            weights.address(chunk_scorer.embedding.weight @ of_tokens),
+            weights.address(of_features),
+            weights.address(chunk_scorer.offset + layer.bias),
+            weights.linear(state.weight, state.bias),
+            weights.linear(inner.weight, inner.bias),
             weights.address(output.weight),
             float(output.bias),
-            len(token),
-            seen.shape[1],
+            config.vocab_size,
+            of_features.shape[1],
             config.width,
+            config.window,
         )
 
 
 def reads_chunk_scorer(chunk_scorer: ChunkScorer) -> bool:
     """Return whether the C code supports this chunk scorer: as heads/chunk_scorer.py makes it,
     with a width that fills vectors."""
-    parts = (
-        chunk_scorer.token,
-        chunk_scorer.state,
-        chunk_scorer.start,
-        chunk_scorer.inner,
-        chunk_scorer.output,
-    )
-    plain = type(chunk_scorer.layer) is nn.GRU and reads(parts, chunk_scorer.parameters())
+    parts = (chunk_scorer.tokens, chunk_scorer.state, chunk_scorer.inner, chunk_scorer.output)
+    plain = reads(parts, chunk_scorer.parameters())
     return plain and chunk_scorer.config.width % LANES == 0

@@ -167,9 +167,16 @@ typedef struct {
   float unlikely, never;
 } Decision;
 
-/* Draw tokens from a row of logits at numbers u [several], and their candidate_features; those of the next candidate
- * are a whole chunk further. Returns whether there is a distribution. */
-static int see(const Decision *d, const float *logits, const Warping *how, int banned, const double *u, long several,
+/* The number of the i-th of several candidates, given the first one's; see dcar.sampling.shifted. */
+static double shifted(double u, long i, long several) {
+  double v = u + (double)i / several, below_one = 1 - 0x1p-40;
+  if (v >= 1) v -= 1;
+  return v < below_one ? v : below_one;
+}
+
+/* Draw tokens of several candidates from a row of logits, the first at the number u, and their candidate_features;
+ * those of the next candidate are a whole chunk further. Returns whether there is a distribution. */
+static int see(const Decision *d, const float *logits, const Warping *how, int banned, double u, long several,
                long *tokens, float *seen, Distribution *of) {
   if (!read_logits(of, logits)) return 0;
   float largest = largest_of(of->row, of->pad);
@@ -184,7 +191,7 @@ static int see(const Decision *d, const float *logits, const Warping *how, int b
   warp(how, banned, of);
   if (!(of->sum > 0)) return 0;
   for (long i = 0; i < several; i++, tokens += d->reach, seen += d->reach * d->features) {
-    *tokens = drawn(of, u[i]);
+    *tokens = drawn(of, shifted(u, i, several));
     float likely = logits[*tokens] - largest - norm;
     seen[0] = likely > d->unlikely ? likely : d->unlikely, seen[1] = -norm, seen[2] = entropy;
   }
@@ -216,7 +223,7 @@ static int decide(const Decision *d, const float *seen, float *log_probs, long s
   return all_of == all_of;
 }
 
-/* A whole decision after the draw: tokens [batch, several, reach] drawn at numbers u [batch, reach, several] from
+/* A whole decision after the draw: tokens [batch, several, reach], the first ones drawn at numbers u [batch, reach], from
  * logits [batch, reach, size] of hidden states [batch, D]; their features `seen` [batch, several, reach, features]; and
  * log-probabilities of candidate and size together [batch, several, actions]. 0 if a row has no distribution; else 1. */
 int run_decision(const Decision *d, const float *logits, const float *hidden, const Warping *how,
@@ -228,7 +235,7 @@ int run_decision(const Decision *d, const float *logits, const float *hidden, co
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : undefined) if (all_ids > ALONE)
   for (long r = 0; r < batch * reach; r++) {
     long at = r / reach * several * reach + r % reach;
-    undefined += !see(d, logits + r * size, how, banned && banned[r], u + r * several, several, tokens + at,
+    undefined += !see(d, logits + r * size, how, banned && banned[r], u[r], several, tokens + at,
                       seen + at * features, rooms + omp_get_thread_num());
   }
   free(rooms);

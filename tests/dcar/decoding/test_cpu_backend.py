@@ -11,7 +11,7 @@ from dcar.decoding.cpu.backend import MOST_KEPT, CPUBackend, cpu_backend
 from dcar.decoding.cpu.heads import NativeHeads
 from dcar.decoding.cpu.native import kernels
 from dcar.decoding.cpu.stack import CPUStack
-from dcar.sampling import SamplingConfig, sample_several, warp
+from dcar.sampling import BELOW_ONE, SamplingConfig, sample_several, shifted, warp
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
 from heads.policy import CandidatePolicy, CandidatePolicyConfig
@@ -200,14 +200,19 @@ def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
     wrong_ones = tokens == logits.shape[-1]
     assert wrong_ones[1, 3].all() and wrong_ones.sum() == u.shape[-1]
     decide = native.decision(policy_of(4, 16))
-    assert decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
+    assert decide(torch.randn(3, SIZE), logits, u[..., 0], 4, config, None, EOS, 0.0) is None
 
 
-def policy_of(several: int, reach: int) -> CandidatePolicy:
+def policy_of(several: int, reach: int, window: int = 2) -> CandidatePolicy:
     """A policy; several candidates need a chunk scorer."""
     torch.manual_seed(several)
     scorer = (
-        dict(chunk_scorer_width=32, chunk_scorer_embedding=8, chunk_scorer_ids=IDS)
+        dict(
+            chunk_scorer_width=32,
+            chunk_scorer_embedding=8,
+            chunk_scorer_window=window,
+            chunk_scorer_ids=IDS,
+        )
         if several > 1
         else {}
     )
@@ -216,7 +221,7 @@ def policy_of(several: int, reach: int) -> CandidatePolicy:
     )
     nn.init.normal_(policy.scores.linear.weight, std=0.2)
     if policy.chunk_scorer is not None:
-        # gates that open and close, and every bias counts
+        # every bias counts
         for parameter in policy.chunk_scorer.parameters():
             nn.init.normal_(
                 parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5
@@ -224,21 +229,27 @@ def policy_of(several: int, reach: int) -> CandidatePolicy:
     return policy.eval()
 
 
-@pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
+@pytest.mark.parametrize(
+    ("several", "reach", "window", "dial"),
+    [(1, 16, 0, 0.0), (4, 16, 2, -0.7), (3, 9, 1, 0.0), (3, 9, 4, 0.0)],
+)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypatch):
+def test_decisions_equal_pytorch(native, several, reach, window, dial, threads, monkeypatch):
     logits, forbidden, u = given()
-    logits, forbidden, u = logits[:, :reach], forbidden[:, :reach], u[:, :reach, :several]
+    logits, forbidden, u = logits[:, :reach], forbidden[:, :reach], u[:, :reach, 0]
     logits[0, 1, 1:] = -torch.inf  # one token alone: no entropy
     logits[1, 6, EOS] = 60.0  # an end inside of a chunk
-    u[1, 4:6] = 0.5  # the same token in all candidates
-    hidden, policy = torch.randn(3, SIZE), policy_of(several, reach)
+    u[0, 2] = BELOW_ONE
+    hidden, policy = torch.randn(3, SIZE), policy_of(several, reach, window)
     decide = native.decision(policy)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for config in (SamplingConfig(1.0), SamplingConfig(0.4, 10), SamplingConfig(0.0)):
         for where in (None, forbidden):
-            tokens, features, log_probs = decide(hidden, logits, u, config, where, EOS, dial)
-            assert torch.equal(tokens, sample_several(warp(logits, config, where, EOS), u).mT)
+            tokens, features, log_probs = decide(
+                hidden, logits, u, several, config, where, EOS, dial
+            )
+            drawn = sample_several(warp(logits, config, where, EOS), shifted(u, several))
+            assert torch.equal(tokens, drawn.mT)
             seen = policy.candidate_features(hidden, logits, tokens)
             assert torch.allclose(features, seen, atol=1e-5, rtol=1e-5)
             assert seen[0, 0, 1, 2].abs() < 1e-6
@@ -247,7 +258,7 @@ def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypa
             assert torch.allclose(log_probs[possible], wanted[possible], atol=1e-4)
             assert bool((log_probs[~possible] < -1e8).all())
             banned = None if where is None else where[1:2]
-            alone = decide(hidden[1:2], logits[1:2], u[1:2], config, banned, EOS, dial)
+            alone = decide(hidden[1:2], logits[1:2], u[1:2], several, config, banned, EOS, dial)
             assert torch.equal(alone[2][0], log_probs[1])
     with pytest.raises(ValueError, match=r"\(3, 48\)"):
-        decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)
+        decide(hidden, logits[:, 1:], u[:, 1:], several, config, None, EOS, dial)

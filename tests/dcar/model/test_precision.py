@@ -38,7 +38,6 @@ from eval.demo.studio import DemoConfig
 from eval.methods.registry import load_models, make_methods
 from eval.speed.run import SpeedConfig
 from heads.checkpoint import Checkpoint
-from heads.chunk_scorer import ieee_products
 from heads.policy import ChunkPolicy
 from launch.distil import DistilConfig
 from rl import profile as guidance
@@ -208,28 +207,6 @@ def test_what_is_seen_and_drawn_of_a_rounded_decoder_is_float32():
         said.exp().sum(-1), torch.ones(1, 3), atol=1e-6
     )
     assert warp(logits, SHORT).dtype == torch.float32
-
-
-def test_the_chunk_scorer_is_not_computed_in_tf32():
-    """cuDNN's recurrent layers use TF32 by default. Afterwards the settings are as they were, or
-    PyTorch would refuse `torch.backends.cudnn.flags`."""
-    backends, before = torch.backends, torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        with pytest.raises(KeyError), ieee_products(torch.device("cuda")):
-            assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == (
-                "ieee",
-                "ieee",
-            )
-            raise KeyError
-        assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == (
-            "tf32",
-            "tf32",
-        )
-        with backends.cudnn.flags(enabled=False), ieee_products(torch.device("cpu")):
-            assert backends.cuda.matmul.fp32_precision == "tf32"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 # --- who says it ----------------------------------------------------------------------------------

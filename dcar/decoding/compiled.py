@@ -26,8 +26,9 @@ from heads.layers import TransformerLayer
 logger = logging.getLogger(__name__)
 
 OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True, "score_fusion_memory_threshold": 1}
-"""Options of Inductor. With this one a product of a single row becomes a reduction, into which the
-norm before it and the activation after it are fused."""
+"""Options of Inductor. The first makes a product of a single row a reduction, into which the norm
+before it and the activation after it are fused. The second is the number of bytes that two kernels
+must share to be fused: a number of each row, of which there may be one, is 8 bytes."""
 VARIANTS = 256
 """Maximum number of variants of a part in a process: kinds of models, methods, and one row, several
 or many. torch's own limit of 8 would be reached by the third method."""

@@ -235,18 +235,19 @@ class KVCache:
         return (first[:, None] + (self.prefix + positions).clamp(max=width - 1)).view(-1)
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
-        """Make rows [R] copies of the rows [R] of another cache, which is no wider than this
-        one."""
+        """Make rows [R] copies of the rows [R] of another cache, whose text and speech fit into
+        this one."""
         for mine, theirs in (
             (self.lengths, other.lengths),
             (self.prefix_lengths, other.prefix_lengths),
             (self.origin, other.origin),
         ):
             mine[rows] = theirs[sources]
+        text, speech = min(self.prefix, other.prefix), min(self.capacity, other.capacity)
         for into, source in zip(self.by_row(), other.by_row(), strict=True):
-            text, speech = source[sources].split([other.prefix, other.capacity], 1)
-            into[rows, : other.prefix] = text
-            into[rows, self.prefix : self.prefix + other.capacity] = speech
+            into[rows, :text] = source[:, :text][sources]
+            new = source[:, other.prefix : other.prefix + speech]
+            into[rows, self.prefix : self.prefix + speech] = new[sources]
 
 
 def check_width(hidden_size: int, num_attention_heads: int) -> None:

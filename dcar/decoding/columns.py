@@ -24,6 +24,11 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def power_of_two(number: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (number - 1).bit_length()
+
+
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a boolean mask (True = may attend) to an additive one, once instead of in every
     layer's attention."""
@@ -60,6 +65,22 @@ class RotaryCache:
         """Return cosine and signed sine, each [N, 3, 1, D/H], of positions [N]."""
         index = positions - self.first
         return self.cos.index_select(0, index), self.sin.index_select(0, index)
+
+
+class JoinedRotary(RotaryCache):
+    """Two tables that do not grow any more as one, for a pass over positions of both: `first_of`
+    and `second_of` return its positions for theirs."""
+
+    def __init__(self, first: RotaryCache, second: RotaryCache):
+        self.cos, self.sin = torch.cat((first.cos, second.cos)), torch.cat((first.sin, second.sin))
+        self.first, self.last = 0, len(self.cos) - 1
+        self._starts = -first.first, len(first.cos) - second.first
+
+    def first_of(self, positions: Tensor) -> Tensor:
+        return positions + self._starts[0]
+
+    def second_of(self, positions: Tensor) -> Tensor:
+        return positions + self._starts[1]
 
 
 class CausalMask:

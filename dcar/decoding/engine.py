@@ -21,20 +21,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dcar.decoding.columns import round_up
+from dcar.decoding.columns import power_of_two, round_up
 from dcar.decoding.graphs import StepGraphs
+from dcar.decoding.prompts import AHEAD, PromptBlocks, ReadPrompts, read_prompts
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
 from dcar.decoding.records import (
     DecodeResult,
     Prompt,
-    batch_of,
     check_prompt,
     distribution_error,
     length_limit,
 )
 from dcar.decoding.state import LOGGED, BatchState, RowLog
-from dcar.decoding.step import Admitted, Method, step
+from dcar.decoding.step import Admitted, Method, Prefilled, step
 from dcar.decoding.transfers import HostCopy
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
@@ -121,11 +121,12 @@ class Engine:
         graphs: bool | None = None,
         compile: bool | None = None,
         storage: CacheStorage | None = None,
+        blocks: PromptBlocks | None = None,
     ):
         """Prepare the engine. record_hidden: results include the hidden states of all consumed
-        positions; storage: of keys and values, shared with engines that never run at the same time;
-        graphs: CUDA graphs (None = on a GPU); compile: compile the operations of a step (None = on
-        a GPU; of no effect on a given reader)."""
+        positions; storage, blocks: of keys and values, and of prompts, shared with engines that
+        never run at the same time; graphs: CUDA graphs (None = on a GPU); compile: compile the
+        operations of a step (None = on a GPU; of no effect on a given reader)."""
         self.reader = reader_of(model, compile)
         self.method = method
         self.sampling = sampling
@@ -142,6 +143,8 @@ class Engine:
         self._storage = storage
         if storage is not None:
             storage.users.add(self)
+        self._blocks = blocks
+        self._read: ReadPrompts | None = None  # prompts that were read ahead
         self._state: BatchState | None = None
         self._room = 0, 0  # speech positions and text units of a row
         # of `seconds`; time.process_time on a busy CPU
@@ -246,6 +249,13 @@ class Engine:
             (len(p.prompt_ids) + bos + length_limit(p, self.sampling) for p in prompts), default=1
         )
         text = max((len(p.text_ids) for p in prompts), default=1)
+        self._read = None  # every run reads its own prompts
+        if not self.eager:
+            if self._blocks is None:
+                self._blocks = PromptBlocks(self.reader, self.graphs.enabled)
+            self._blocks.users.add(self)
+            longest = max((len(p.prompt_ids) for p in prompts), default=0) + bos
+            self._blocks.reserve(self.rows, text, longest)
         text = self.reader.text_room(text)
         if self._state is None or need > self._room[0] or text > self._room[1]:
             need, text = max(need, self._room[0]), max(text, self._room[1])
@@ -271,6 +281,7 @@ class Engine:
                 )
             except ValueError as error:
                 raise EngineError(f"{error}; lower max_tokens") from error
+            self._numbers = torch.zeros(5 * self.rows, dtype=torch.long, device=self.device)
             self.method.start(self._state)
         self._state.remaining.zero_()
         self._state.alive.zero_()
@@ -290,36 +301,71 @@ class Engine:
         seed: int,
         common_random_numbers: bool,
     ) -> None:
-        """Prefill waiting prompts, each once for its whole group, into free rows."""
-        free = [i for i, slot in enumerate(slots) if slot is None][: len(waiting)]
-        taken = [waiting.pop() for _ in free]
-        unique = list({id(prompt): prompt for _, prompt, _ in taken}.values())
-        place = {id(prompt): i for i, prompt in enumerate(unique)}
-        device = self.device
-        rows, origins = (
-            torch.tensor(x, device=device) for x in (free, [place[id(p)] for _, p, _ in taken])
-        )
-        batch = batch_of(unique, self.reader.config, device)
-        cache, hidden = self.reader.prefill(*batch)
-        lengths = batch.prompt_lengths[origins]
-        state.cache.copy_rows(rows, cache, origins)
-        for (index, prompt, member), row in zip(taken, free, strict=True):
-            length = len(prompt.prompt_ids) + int(self.reader.config.bos)
-            slots[row] = Slot(
-                row, index, prompt, member, length_limit(prompt, self.sampling), length, length
-            )
-        limits = torch.tensor([slots[row].limit for row in free], device=device)  # type: ignore[union-attr]
-        names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
-        keys = group_keys(seed, names, members, common_random_numbers)
-        state.admit(
-            rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys]
-        )
+        """Start waiting utterances in free rows. A prompt is read once for its whole group."""
+        free = [i for i, slot in enumerate(slots) if slot is None]
+        while free and waiting:
+            read = self._read
+            if read is None or id(waiting[-1][1]) not in read.places:
+                read = self._read_next(state, waiting, len(free))
+            taken: list[tuple[int, Prompt, int]] = []
+            while waiting and len(taken) < len(free) and id(waiting[-1][1]) in read.places:
+                taken.append(waiting.pop())
+            rows, free = free[: len(taken)], free[len(taken) :]
+            for (index, prompt, member), row in zip(taken, rows, strict=True):
+                length = len(prompt.prompt_ids) + int(self.reader.config.bos)
+                limit = length_limit(prompt, self.sampling)
+                slots[row] = Slot(row, index, prompt, member, limit, length, length)
+            prompts, members = [p for _, p, _ in taken], [member for *_, member in taken]
+            names = [p.utterance_id for p in prompts]
+            keys = group_keys(seed, names, members, common_random_numbers)
+            places = [read.places[id(p)] for p in prompts]
+            limits = [length_limit(p, self.sampling) for p in prompts]
+            given = self._given(torch.stack((*map(torch.tensor, (rows, places, limits)), *keys)))
+            start = partial(self._start, state, given, read)
+            if self.graphs.enabled:
+                self.graphs.run(
+                    (given.shape, read.batch[0].shape, read.hidden.shape), start, no_save
+                )
+            else:
+                start()
+            self.method.admit(state, given[0, : len(rows)], Admitted(prompts, members, seed))
+            self._read = None if self.eager else read
+
+    def _read_next(
+        self, state: BatchState, waiting: Sequence[tuple[int, Prompt, int]], free: int
+    ) -> ReadPrompts:
+        """Read the prompts of the next utterances: of as many as there are free rows, or, with
+        fixed shapes, as many as are read at once."""
+        prompts: dict[int, Prompt] = {}
+        for count, (_, prompt, _) in enumerate(reversed(waiting)):
+            if count == free if self.eager else len(prompts) == min(AHEAD, self.rows):
+                break
+            prompts[id(prompt)] = prompt
+        if self._blocks is None:
+            return read_prompts(self.reader, list(prompts.values()))
+        return self._blocks.read(list(prompts.values()), state.cache.capacity)
+
+    def _given(self, numbers: Tensor) -> Tensor:
+        """Return numbers [5, R] of admitted rows on the device; with fixed shapes at a fixed
+        address, padded by repetitions of the last row."""
+        if self.eager:
+            return numbers
+        count = numbers.shape[1]
+        numbers = numbers[:, torch.arange(self._bucket(count)).clamp(max=count - 1)]
+        given = self._numbers[: numbers.numel()].view(numbers.shape)
+        return given.copy_(numbers, non_blocking=True)
+
+    def _start(self, state: BatchState, given: Tensor, read: ReadPrompts) -> None:
+        """Start utterances: given [5, R], by row its number, the place of its prompt, its limit and
+        the keys of its random numbers."""
+        rows, origins, limits, *keys = given
+        lengths, hidden = read.batch.prompt_lengths[origins], read.hidden
+        state.cache.copy_rows(rows, read.cache, origins)
+        state.admit(rows, limits, lengths, hidden[origins, lengths - 1], keys)
         if state.hidden is not None:
             # what is padding is overwritten
             state.hidden[rows, : hidden.shape[1]] = hidden[origins]
-        self.method.admit(
-            state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins)
-        )
+        self.method.prefill(state, rows, Prefilled(read.batch, hidden, origins))
 
     def _advance(
         self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
@@ -358,7 +404,7 @@ class Engine:
 
     def _bucket(self, used: int) -> int:
         """Return the number of rows of a step with fixed shapes: the next power of two."""
-        return min(self.rows, 1 << (used - 1).bit_length())
+        return min(self.rows, power_of_two(used))
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -462,6 +508,11 @@ class Engine:
             slot = slots[target] = slots[source]
             slots[source], slot.row = None, target  # type: ignore[union-attr]
         return len(busy)
+
+
+def no_save() -> Callable[[], None]:
+    """Save nothing: starting an utterance twice is starting it once."""
+    return lambda: None
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

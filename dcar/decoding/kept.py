@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from dcar.decoding.engine import Engine
+from dcar.decoding.prompts import PromptBlocks
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
 from dcar.decoding.records import DecodeResult, Prompt
@@ -36,13 +37,16 @@ class KeptEngines:
         self.reader, self.lock = reader, threading.Lock()
         self.engines: OrderedDict[Hashable, Engine] = OrderedDict()
         self._storage = CacheStorage()
+        fixed = reader.device.type != "cpu"
+        self._blocks = PromptBlocks(reader, None) if fixed else None
 
     def engine(self, method: Method, sampling: SamplingConfig, rows: int) -> Engine:
         """Return the engine for this method, sampling and number of rows."""
         key = method.key(), sampling, rows
         engine = self.engines.pop(key, None)
         if engine is None:
-            engine = Engine(self.reader, method, sampling, rows, storage=self._storage)
+            shared: dict[str, Any] = {"storage": self._storage, "blocks": self._blocks}
+            engine = Engine(self.reader, method, sampling, rows, **shared)
         engine.method = method  # another name, or object, of the same settings
         self.engines[key] = engine
         if len(self.engines) > KEPT:

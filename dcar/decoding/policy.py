@@ -42,8 +42,7 @@ class PolicyReader:
         ):
             return  # comparing is cheap on a CPU, where an utterance may be decoded alone
         with torch.no_grad():
-            for p, q in pairs:
-                p.copy_(q)
+            torch._foreach_copy_([p for p, _ in pairs], [q for _, q in pairs])
         if self.backend.copies:
             self.prepare()
 

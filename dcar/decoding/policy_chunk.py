@@ -13,7 +13,8 @@ from dcar.decoding.chunks import ChunkRule, check_size
 from dcar.decoding.policy import CandidateReader, HiddenReader
 from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
-from dcar.decoding.step import Admitted
+from dcar.decoding.step import Admitted, Prefilled
+from dcar.decoding.transfers import to_device
 from dcar.errors import ConfigError
 from dcar.sampling import sample
 from heads.candidates import select_candidate
@@ -95,19 +96,20 @@ class PolicyChunk(ChunkRule):
             )
         return sizes[member]
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        if self.forced is not None:
-            members = zip(admitted.prompts, admitted.members, strict=True)
-            state.own["forced"][rows] = torch.tensor(
-                [self.forced_size(p.utterance_id, g) for p, g in members], device=rows.device
-            )
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
         if not self.after_draw:
-            hidden, lengths = admitted.hidden, admitted.lengths
+            hidden, lengths = read.hidden, read.lengths
             cache = state.shared["policy"].new_cache(state, *hidden.shape[:2])
             logits = state.shared["policy"].read(cache, hidden, 0, lengths, None)
             cache.lengths = lengths
-            state.caches["policy"].copy_rows(rows, cache, admitted.origins)
-            state.own["action_logits"][rows] = logits[admitted.origins]
+            state.caches["policy"].copy_rows(rows, cache, read.origins)
+            state.own["action_logits"][rows] = logits[read.origins]
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        if self.forced is not None:
+            members = zip(admitted.prompts, admitted.members, strict=True)
+            sizes = [self.forced_size(p.utterance_id, g) for p, g in members]
+            state.own["forced"][rows] = to_device(sizes, rows.device)
 
     def observe(
         self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None

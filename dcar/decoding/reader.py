@@ -21,7 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding.backend import Backend
-from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
+from dcar.decoding.columns import (
+    CausalMask,
+    JoinedRotary,
+    RotaryCache,
+    columns_of,
+    real_positions,
+    round_up,
+)
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
 from heads.layers import CacheStorage, KVCache
@@ -112,6 +119,7 @@ class CARReader(Reader):
         if self.device.type != "cpu":  # graphs read the tables, so their addresses must not change
             for rotary in (self.rotary, self._text_rotary):
                 rotary.cover(-model.speech_rotary.reach, model.speech_rotary.reach - 1)
+            self._both = JoinedRotary(self._text_rotary, self.rotary)
         self._causal = CausalMask(self.device, self.dtype)
 
     def new_cache(
@@ -141,10 +149,39 @@ class CARReader(Reader):
         # depend on the prompt.
         cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
         self.cover(cache)
-        self._read_text(cache, text_ids)
-        hidden = self.read(cache, prompt_ids, 0, real=self._real(prompt_lengths, prompt))
+        if self.device.type == "cpu":
+            self._read_text(cache, text_ids)
+            hidden = self.read(cache, prompt_ids, 0, real=self._real(prompt_lengths, prompt))
+        else:
+            hidden = self._read_together(cache, text_ids, prompt_ids)
         cache.lengths = prompt_lengths
         return cache, hidden
+
+    def _read_together(self, cache: KVCache, text_ids: Tensor, prompt_ids: Tensor) -> Tensor:
+        """Write keys and values of text [B, N] and prompt [B, P] to an empty cache, in one pass as
+        a tree. Return the hidden states [B, P, D] of the prompt. On a CPU two passes are cheaper:
+        the last layer of the text ends with its keys and values."""
+        rows, text, total = len(text_ids), cache.prefix, cache.row_columns
+        column = torch.arange(total, device=self.device)
+        spoken = column >= text
+        # [B, S, S]: text sees text, speech also the speech before it; every row sees column 0
+        seen = (column < cache.prefix_lengths[:, None])[:, None] | (
+            spoken & spoken[:, None] & (column <= column[:, None])
+        )
+        speech = self._both.second_of(column[text:] - text - cache.origin[:, None])
+        positions = torch.cat((self._both.first_of(column[:text]).expand(rows, -1), speech), 1)
+        x = torch.cat(
+            (
+                F.embedding(
+                    F.pad(text_ids, (0, text - text_ids.shape[1])), self._text_embedding.weight
+                ),
+                F.embedding(prompt_ids, self._embedding.weight),
+            ),
+            1,
+        )
+        columns = columns_of(cache.without_prefix(), 0, total, self._causal, tree=seen)
+        hidden = self.stack.read(x.flatten(0, 1), self._both, positions.view(-1), columns)
+        return hidden.view(x.shape)[:, text:]
 
     def cover(self, cache: KVCache) -> None:
         self.rotary.cover(-cache.capacity if self.config.bos else 0, cache.capacity)

@@ -79,8 +79,13 @@ class Method:
         """Load the present weights of the models that the method uses (a policy). Called before
         every run."""
 
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
+        """Set the method's data for rows [R] in which utterances start, by tensor operations alone:
+        it may be captured. A row may occur several times, with the same utterance."""
+
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        """Set the method's data for rows [R] into which utterances have been admitted."""
+        """Set the method's data for rows [R] in which utterances start, after `prefill`, where that
+        needs more than tensors."""
 
     def keep(self, state: BatchState) -> Decision:
         """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the
@@ -107,21 +112,26 @@ def by_value(value: Any) -> Hashable:
 
 
 @dataclass
-class Admitted:
-    """Utterances that were admitted into R rows. Those of a group share one prefill: there are U
-    of them."""
+class Prefilled:
+    """Prompts that were read for R rows. Those of a group share one: there are U of them."""
 
-    prompts: Sequence[Prompt]  # of each row
-    members: Sequence[int]  # of each row in its group
-    seed: int
-    batch: PromptBatch  # the U prompts that were read
-    hidden: Tensor  # [U, P, D] of these
+    batch: PromptBatch
+    hidden: Tensor  # [U, P, D]
     origins: Tensor  # [R] which of them each row continues
 
     @property
     def lengths(self) -> Tensor:
         """Speech positions [U] of the prompts."""
         return self.batch.prompt_lengths
+
+
+@dataclass
+class Admitted:
+    """Utterances that start in R rows."""
+
+    prompts: Sequence[Prompt]
+    members: Sequence[int]  # of each in its group
+    seed: int
 
 
 def step(state: BatchState, method: Method) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,11 +21,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dcar.errors import CheckpointError, DataError
 from dcar.vocoder.acoustic import VocoderConfig
+from dcar.vocoder.captured import CapturedSynthesis
 from dcar.vocoder.network import VocoderNetwork
 from dcar.vocoder.streaming import StreamingVocoder
 from heads.checkpoint import FORMAT_VERSION, STORED, load_config
 
 MODEL_TYPE = "dcar-vocoder"
+_captured: WeakKeyDictionary[VocoderNetwork, CapturedSynthesis] = WeakKeyDictionary()
 
 
 class TokenVocoder(VocoderNetwork):
@@ -42,8 +45,8 @@ class TokenVocoder(VocoderNetwork):
         empty list); speaker [B, 298]. Raises DataError if the features or ids are not valid.
 
         On a CPU utterances are synthesised one by one, which is faster there
-        (dcar/vocoder/streaming.py). On other devices they are padded to the longest of the call:
-        pass utterances of similar length together.
+        (dcar/vocoder/streaming.py). On other devices they are padded to the longest of the call and
+        more (dcar/vocoder/captured.py): pass utterances of similar length together.
         """
         device = self.renderer.head.weight.device
         speaker = torch.as_tensor(speaker, dtype=torch.float32)
@@ -74,14 +77,13 @@ class TokenVocoder(VocoderNetwork):
         self.check_speaker(speaker, len(rows))
         self.check_ids(torch.cat(rows))
         gains = self.equalizer(self.acoustic, speaker)
-        padded = pad_sequence(rows, batch_first=True)
-        given = padded, torch.tensor([len(row) for row in rows]), speaker
-        device = self.renderer.head.weight.device
-        tokens, lengths, voices = (part.to(device, non_blocking=True) for part in given)
-        waves = self.speak(tokens, lengths, voices, gains)
+        lengths = torch.tensor([len(row) for row in rows])
+        captured = _captured.get(self)
+        if captured is None or captured.device != self.renderer.head.weight.device:
+            captured = _captured[self] = CapturedSynthesis(self)
+        waves = captured(self, pad_sequence(rows, batch_first=True), lengths, speaker, gains)
         samples = [len(row) * self.config.samples_per_token for row in rows]
-        pairs = zip(waves.clamp(-1.0, 1.0).cpu().numpy(), samples, strict=True)
-        return [wave[:n].copy() for wave, n in pairs]
+        return [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config.json and model.safetensors (fp16 by default: half the size, no audible

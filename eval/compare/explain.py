@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.decoding import BatchState, ChunkRule, Decision, DecodeResult, Prompt, decode
-from dcar.decoding.step import Admitted
+from dcar.decoding.step import Admitted, Prefilled
 from dcar.errors import DataError
 from dcar.storage import digest_of
 from eval.methods.registry import Entry
@@ -53,6 +53,9 @@ class Watched(ChunkRule):
 
     def refresh(self, state: BatchState) -> None:
         self.rule.refresh(state)
+
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
+        self.rule.prefill(state, rows, read)
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         self.rule.admit(state, rows, admitted)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Draft, Method
-from dcar.decoding.step import Admitted
+from dcar.decoding.step import Prefilled
 from eval.verifiers.drafters import Drafter
 from heads.layers import at
 
@@ -90,8 +90,8 @@ class ChainVerifier(Method):
     def start(self, state: BatchState) -> None:
         self.drafter.start(state)
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        self.drafter.admit(state, rows, admitted)
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
+        self.drafter.prefill(state, rows, read)
 
     def propose(self, state: BatchState) -> Draft | None:
         # a pass adds a token, so the last that a limit allows is never drafted

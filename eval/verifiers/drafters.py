@@ -16,7 +16,7 @@ from dcar.decoding.chunks import draw_chunk
 from dcar.decoding.columns import real_positions
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
-from dcar.decoding.step import Admitted
+from dcar.decoding.step import Prefilled
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from heads.layers import at
@@ -31,8 +31,8 @@ class Drafter(Protocol):
     def start(self, state: BatchState) -> None:
         """Allocate the data that the drafter keeps for each row."""
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        """Set the data of rows [R] into which utterances have been admitted."""
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
+        """See `Method.prefill`."""
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         """Draft up to counts [B] tokens after the emitted ones, with their distributions. most:
@@ -65,7 +65,7 @@ class HeadDrafter:
             )
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
         pass
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
@@ -100,9 +100,9 @@ class ModelDrafter:
         state.caches["draft"].eager = state.eager
         reader.cover(state.caches["draft"])
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        cache, _ = state.shared["draft"].prefill(*admitted.batch)
-        state.caches["draft"].copy_rows(rows, cache, admitted.origins)
+    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
+        cache, _ = state.shared["draft"].prefill(*read.batch)
+        state.caches["draft"].copy_rows(rows, cache, read.origins)
         state.draft_passes[rows] = 1  # the prefill
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -230,6 +231,13 @@ class BackboneDecoder(SpeechDecoder):
         return out.last_hidden_state[:, n:].to(self.heads.base.weight.dtype)
 
 
+@lru_cache
+def _constant(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ids on a device, copied once: a captured pass may not copy from the host."""
+    with torch.inference_mode(False):  # training may read what decoding has made
+        return torch.tensor(ids, device=device)
+
+
 def text_prefix(
     config: BackboneConfig,
     embed_text: nn.Module,
@@ -244,7 +252,7 @@ def text_prefix(
     marks = torch.arange(config.start, embed_speech.num_embeddings, device=device)
     special = embed_speech(marks)[:, None].to(texts.dtype)  # [2, 1, D]
     before, after = (
-        [embed_text(torch.tensor(ids, device=device))] if ids else []
+        [embed_text(_constant(tuple(ids), device))] if ids else []
         for ids in (config.text_prefix, config.text_suffix)
     )
     if config.sequence_start:

@@ -10,6 +10,7 @@ import fake_gpu
 import pytest
 import torch
 from held import check
+from kernels import NO_KERNELS
 from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import KINDS
 
@@ -98,6 +99,42 @@ def test_the_host_waits_for_nothing_and_a_finished_row_for_one_step(device, name
         ends = {result.passes for result in results}
         assert len(steps) == max(ends) + module.QUEUED
         assert len(fake_gpu.reads) == len(steps) + len(ends)
+
+
+@pytest.mark.parametrize("name", ["car-3", "before the draw", "after the draw", "ssd by a draft"])
+def test_the_host_launches_little_before_an_utterance(device, name, monkeypatch):
+    """Prompts are read, and rows are started, by graphs: 461 operators at paper size otherwise."""
+    if torch.cuda.is_available():
+        pytest.skip("the stand-in counts what is launched")
+    launched, before = [], []
+    dispatch, index = fake_gpu.GPU.__torch_dispatch__, fake_gpu.GPU.index
+
+    def counted(self, func, types, args=(), kwargs=None):
+        if not func.is_view and func.overloadpacket.__name__ not in NO_KERNELS:
+            launched.append(func)
+        return dispatch(self, func, types, args, kwargs)
+
+    def indexed(self, packet, run, target, by, *value):
+        if value or fake_gpu.tensors_of(by):
+            launched.append(packet)
+        return index(self, packet, run, target, by, *value)
+
+    advance = Engine._advance
+    model, method, _ = KINDS[name](lambda part: part.to(device))
+    for rows in (1, 4):
+        engine = Engine(model, method, SAMPLING, rows)
+        expected = engine.decode(PROMPTS)
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_gpu.GPU, "__torch_dispatch__", counted)
+            patch.setattr(fake_gpu.GPU, "index", indexed)
+            patch.setattr(
+                Engine, "_advance", lambda *of: before.append(len(launched)) or advance(*of)
+            )
+            before.clear()
+            launched.clear()
+            results = engine.decode(PROMPTS)
+        assert [r.tokens for r in results] == [r.tokens for r in expected]
+        assert before[0] <= 30
 
 
 # --- graphs ---------------------------------------------------------------------------------------

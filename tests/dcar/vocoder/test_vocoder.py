@@ -24,6 +24,7 @@ from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.prepare.prepared import load_prepared
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
+from dcar.vocoder.captured import CapturedSynthesis
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
 from dcar.vocoder.renderer import Pitch, Renderer, mel_transform
 from dcar.vocoder.training import pack
@@ -163,6 +164,34 @@ def test_a_gpu_speaks_a_batch_at_once(calibration, monkeypatch):
     for wave, alone in zip(waves, expected, strict=True):
         assert wave.shape == alone.shape
         np.testing.assert_allclose(wave, alone, atol=2e-5)
+
+
+def test_blocks_are_captured_once_and_speak_as_the_network_itself(device):
+    """Bit for bit on a GPU as by itself; the samples of an utterance do not depend on the block,
+    nor on what was in it before."""
+    network = TokenVocoder(VocoderConfig(**TINY)).eval().to(device)
+    graphs, plain = CapturedSynthesis(network), CapturedSynthesis(network, graphs=False)
+    captured = {}
+    for turn, sizes in enumerate([(30, 9, 17), (12,), (11,), (25, 30, 2), (31, 1, 8, 20), (12,)]):
+        lists = [torch.randint(0, 16, (n,)) for n in sizes]
+        voices = torch.stack([voice(i + turn, 100 + 20 * i) for i in range(len(sizes))])
+        gains = torch.randn(len(sizes), network.config.mel_bands).to(device)
+        given = pad_sequence(lists, batch_first=True), torch.tensor(sizes), voices, gains
+        with torch.inference_mode():
+            waves = graphs(network, *given).cpu().numpy()
+            np.testing.assert_array_equal(waves, plain(network, *given).cpu().numpy())
+            exact = network.speak(*(part.to(device) for part in given)).clamp(-1, 1).cpu().numpy()
+        for wave, other, n in zip(waves, exact, sizes, strict=True):
+            assert np.abs(other[: n * 480]).max() > 1e-4
+            np.testing.assert_allclose(wave[: n * 480], other[: n * 480], atol=2e-5)
+        now = dict(graphs.graphs._graphs)
+        assert all(now[key] is graph for key, graph in captured.items())
+        captured = now
+    assert len(captured) == 2
+    with torch.no_grad():
+        network.renderer.head.bias.add_(0.1)
+    with torch.inference_mode():
+        assert not torch.equal(graphs(network, *given).cpu(), torch.from_numpy(waves))
 
 
 @pytest.mark.parametrize("bands", [40, 100, 24])

@@ -194,7 +194,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "verifiers",
                 "car",
                 "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
-                "sampling.temperature=1.0 sampling.top_k=0 out={verifiers}",
+                "sampling.temperature=1.0 sampling.top_k=0 limit=16 out={verifiers}",
             ),
         ],
         [

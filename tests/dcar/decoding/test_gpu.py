@@ -11,10 +11,11 @@ import pytest
 import torch
 from held import check
 from kernels import NO_KERNELS
+from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import KINDS
 
-from dcar.decoding import Engine, PolicyChunk, Prompt, decode
+from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding import engine as module
 from dcar.decoding import graphs as module_of_graphs
 from dcar.decoding.graphs import StepGraphs
@@ -222,3 +223,19 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(device):
     graph.replay()
     # and nothing that was made within stays
     assert there.tolist() == [1, 2, 3, 4] and made.isnan().all()
+
+
+# --- language models ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "cosyvoice-lm"])
+def test_a_gpu_decodes_with_a_language_model_what_the_cpu_decodes(device, kind):
+    """With text around the prompts, which a captured pass may not copy from the host."""
+    prompts, sampling = tiny_prompts(), SamplingConfig(temperature=0.9, max_tokens=12)
+    here, there = tiny_backbone(kind=kind), tiny_backbone(kind=kind).to(device)
+    expected = decode(here, prompts, FixedChunk(2), sampling)
+    engine = Engine(there, FixedChunk(2), sampling, 2)
+    for _ in range(2):
+        for result, wanted in zip(engine.decode(prompts), expected, strict=True):
+            assert result.tokens == wanted.tokens
+    assert len(engine.graphs) > 1

@@ -41,7 +41,7 @@ from eval.analysis.fit_verifiers import fit
 from eval.methods.registry import load_models, make_methods
 from eval.results.timing import speedup, summarize, synchronize, time_methods
 from eval.speed.measure import Load, Row, interleaved
-from eval.speed.models import random_models
+from eval.speed.models import made_up_statistics, random_models
 from launch.gpu_models import fastconformer, hubert, hubert_ctc, whisper
 from rl.rollout import forced_sizes
 
@@ -82,6 +82,7 @@ def measure_methods(device: str, out: Path) -> list[Row]:
         names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
     data, sampling = str(shipped("prepared")), SamplingConfig(**recipe["sampling"])
     models = load_models("starter", "", ["starter"], device, dtype="float32")
+    precision = torch.get_float32_matmul_precision()  # TF32, since a model was loaded
     items, dev = (
         load_prompts(data, split, models.decoder, recipe["prompt_tokens"], 0, utterances)
         for split in (recipe["split"], "dev")
@@ -90,7 +91,11 @@ def measure_methods(device: str, out: Path) -> list[Row]:
     models.statistics = fit(models.decoder, dev, speech, sampling, ranks=10, thresholds=2)
     entries = make_methods(names, models, sampling)
     vocoder = vocoder_for(models.decoder, data, items, "", device)
-    records = time_methods(items, vocoder, entries, 0, utterances, out)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        records = time_methods(items, vocoder, entries, 0, utterances, out)
+    finally:
+        torch.set_float32_matmul_precision(precision)
     names = [entry.name for entry in entries]
     first, rows = summarize(records, names[0]), []
     for name in names:
@@ -101,6 +106,52 @@ def measure_methods(device: str, out: Path) -> list[Row]:
         compare = f"{total:.2f} and {lm:.2f} × {names[0]}; {tokens:.2f} tokens per pass"
         rows.append(Row(f"{name}, RTF end to end", values, compare))
         rows.append(Row(f"{name}, seconds to first audio", {"": summary["first_audio"] or 0.0}))
+    return rows
+
+
+def replay_ms(engine: Engine, count: int = 200) -> float:
+    """Return the milliseconds of a replay of an engine's graph of the most rows and columns,
+    measured on the device."""
+    graph = max(engine.graphs.captured().items(), key=lambda item: item[0])[1]
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    first.record()
+    for _ in range(count):
+        graph.replay()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / count
+
+
+def measure_replays(device: str, _out: Path) -> list[Row]:
+    """Measure a step of six methods at batch 1 and 32: as the host sees it, and, on a GPU, its
+    graph alone. What the first has more than the second, the host adds.
+
+    A step of the host is the time by which decoding takes longer for more tokens, over the number
+    of further rounds.
+    """
+    tiny = device == "cpu"
+    size, dtype = ("tiny", "float32") if tiny else ("paper", "bfloat16")
+    models = random_models(size, "independent", device, dtype)
+    models.statistics = made_up_statistics(models.decoder)
+    models.policies = {"": models.policies["full"]}
+    loads = [Load(20, 10, n) for n in (6, 12)] if tiny else [Load(60, 50, n) for n in (113, 225)]
+    rows = []
+    for entry in make_methods("car-1 car-7 dcar sd pcg-0.42 vadusa-2".split(), models):
+        for batch in (1, 2) if tiny else (1, 32):
+            engines = [
+                Engine(models.decoder, entry.method, load.sampling(), batch) for load in loads
+            ]
+            runs = {
+                str(i): partial(engine.decode, load.prompts(models.decoder, batch))
+                for i, (engine, load) in enumerate(zip(engines, loads, strict=True))
+            }
+            (few, brief), (many, long) = interleaved(runs, 1 if tiny else 3, device).values()
+            rounds = [max(result.passes for result in results) for results in (brief, long)]
+            values = {"": 1e3 * (many - few) / max(1, rounds[1] - rounds[0])}
+            if engines[1].graphs.enabled:
+                values["of its graph alone"] = replay_ms(engines[1])
+            rows.append(Row(f"{entry.name}, batch {batch}, ms per step", values))
     return rows
 
 

@@ -40,6 +40,7 @@ from launch.gpu_hours import hours
 
 PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
     "methods": gpu_parts.measure_methods,
+    "replays": gpu_parts.measure_replays,
     "steps": "parts=[steps]",
     "rounds": "parts=[methods]",
     "stage-one": gpu_parts.measure_stage_one,

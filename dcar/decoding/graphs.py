@@ -57,10 +57,14 @@ class StepGraphs:
             )
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[torch.cuda.Stream, Hashable], torch.cuda.CUDAGraph] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def captured(self) -> dict[Any, torch.cuda.CUDAGraph]:
+        """Return the graphs by their keys."""
+        return {key: graph for (_, key), graph in self._graphs.items()}
 
     def reset(self) -> None:
         """Discard the graphs, because a buffer moves."""

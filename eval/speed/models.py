@@ -43,10 +43,20 @@ def random_models(size: str, heads: str, device: str, dtype: str) -> Models:
     number = 16 if heads == "shared" else 7
     shape: Any = dict(zip(SHAPE, SIZES[size], strict=False))
     config = CARConfig(**shape, bos=True, heads=heads, num_prediction_heads=number)
-    decoder = cast_decoder(CARDecoder(config).eval(), chosen_dtype(dtype, device)).to(device)
+    random = CARDecoder(config).eval()
+    group_codes(random)
+    decoder = cast_decoder(random, chosen_dtype(dtype, device)).to(device)
     models = Models(decoder)
     models.policies = random_policies(decoder, after_draw=heads == "shared")
     return models
+
+
+def group_codes(decoder: CARDecoder, size: int = 64) -> None:
+    """Make the embeddings of every `size` codes similar: PCG has groups about as large as those of
+    a trained decoder (of the shipped one's 1,024 codes, at most 44), while no two random ones are
+    similar."""
+    table = decoder.speech_embedding.weight.detach()[: decoder.config.speech_vocab_size]
+    table.mul_(0.5).add_(table[::size].repeat_interleave(size, 0)[: len(table)].clone())
 
 
 def random_draft(decoder: AnyDecoder) -> AnyDecoder:

@@ -4,11 +4,15 @@ come into the table."""
 import json
 from types import SimpleNamespace
 
+import fake_gpu
 import pytest
 import torch
 import yaml
+from tiny_decoders import tiny_decoder
 
+from dcar.decoding import Engine, FixedChunk, Prompt
 from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig
 from dcar.train.car import CARTrainer
 from eval.speed.measure import Row
 from launch import gpu_hours, gpu_rows
@@ -18,6 +22,7 @@ from launch.gpu_parts import (
     measure_prepare,
     measure_recognisers,
     recorded_steps,
+    replay_ms,
     tokens_per_second,
 )
 from launch.gpu_rows import RowsConfig, main, read_rows
@@ -28,7 +33,7 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     on a CPU."""
     out = tmp_path / "rows"
     some = (
-        "methods rounds stage-one rollouts prepare vocoder hours peers stage-two growth "
+        "methods replays rounds stage-one rollouts prepare vocoder hours peers stage-two growth "
         "steps-float32"
     ).split()
     assert main(["device=cpu", f"out={out}", f"parts=[{','.join(some)}]"]) == 0
@@ -44,6 +49,7 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
         "dcar@n4, RTF end to end",
         "vadusa-2, RTF end to end",
         "CAR-1, ms per step",
+        "dcar, batch 2, ms per step",
         "greedy FAR, hf static, tokens per second",
         "FAR after 400 tokens, ms per step",
         "sd@draft, ms per round",
@@ -73,6 +79,32 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     assert main(["device=cpu", f"out={out}", "parts=[methods,growth]"]) == 0
     assert (out / "methods.json").stat().st_mtime_ns == stamp
     assert json.loads((out / "growth.json").read_text())["device"] == "cpu"
+
+
+def test_the_largest_graph_is_replayed_between_two_events(monkeypatch):
+    class Event(fake_gpu.Event):
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+
+        def record(self, stream=None):
+            self.replays = len(fake_gpu.replays)
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 3.0 * (end.replays - self.replays)
+
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        model = tiny_decoder().to(device)
+        # rows of different lengths: there are graphs of one row and of two
+        engine = Engine(model, FixedChunk(2), SamplingConfig(max_tokens=30), 2)
+        engine.decode([Prompt("a", [1], [1]), Prompt("b", [1, 2, 3], [1])])
+        assert {rows for rows, *_ in engine.graphs.captured()} == {1, 2}
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        assert replay_ms(engine, 5) == 3.0
+        (key,) = {k for k, g in engine.graphs.captured().items() if g is fake_gpu.replays[-1]}
+        assert key == max(engine.graphs.captured())
 
 
 def test_what_fails_leaves_the_rest(tmp_path, monkeypatch, capsys):

@@ -122,4 +122,4 @@ dcpo() {  # name, settings
   dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
 }
 dcpo policy
-dcpo policy_t0.4 temperature=0.4 top_k=10 data="$out/prepared_all"
+dcpo policy_t0.4 temperature=0.4 top_k=10 max_steps=10 data="$out/prepared_all"

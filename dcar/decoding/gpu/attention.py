@@ -1,5 +1,5 @@
-"""Triton kernels of attention for passes of few positions: rotary positions with the write to the
-cache, and attention to the cache, its columns divided among programs.
+"""Triton kernels of attention for passes of few positions: rotary positions after norms of the
+heads, and attention to the cache, its columns divided among programs.
 
 The cache is the flat one of `heads.layers.KVCache`.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dcar.decoding.columns import Columns
 from dcar.decoding.gpu.product import MIN_WIDTH, precision
+from dcar.decoding.gpu.projection import Angles
 
 SPLIT = 64
 """Columns of a program of `attend`."""
@@ -49,11 +50,10 @@ def _rotate(
     a = tl.load(source + i).to(tl.float32)
     b = tl.load(source + half + i).to(tl.float32)
     if head < HEADS + SHARED:
-        if query_gain is not None:
-            scale = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b)) / SIZE + epsilon)
-            gain = tl.where(head < HEADS, query_gain, key_gain)
-            a *= scale * tl.load(gain + i).to(tl.float32)
-            b *= scale * tl.load(gain + half + i).to(tl.float32)
+        scale = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b)) / SIZE + epsilon)
+        gain = tl.where(head < HEADS, query_gain, key_gain)
+        a *= scale * tl.load(gain + i).to(tl.float32)
+        b *= scale * tl.load(gain + half + i).to(tl.float32)
         angle = (tl.load(positions + n) - first) * angles
         c = tl.load(cos + angle + i).to(tl.float32)
         s = tl.load(sin + angle + half + i).to(tl.float32)
@@ -68,25 +68,20 @@ def _rotate(
 
 def rotate(
     qkv: Tensor,
-    angles: tuple[Tensor, Tensor, int],
+    angles: Angles,
     positions: Tensor,
     index: Tensor,
     cache: Tensor,
-    gains: tuple[Tensor, Tensor, float] | None = None,
+    gains: tuple[Tensor, Tensor, float],
 ) -> Tensor:
-    """Rotate queries and keys of qkv [N, (H + 2 K) d] by the angles of their positions [N], and
-    write keys and values to columns index [N] of a layer's cache [columns, 2, K, d]. Return the
-    queries [N, H, d].
-
-    angles: cosine and signed sine of every position, [P, …] with d numbers first in a row, and the
-    position of the first row. gains: of the RMSNorm of each head's queries and keys (Qwen3), with
-    its epsilon.
-    """
+    """Normalise each head of the queries and keys of qkv [N, (H + 2 K) d] (RMSNorm, as Qwen3
+    does; gains: weights for queries and for keys, and epsilon). Otherwise see `project`, which
+    does the same without a norm in one kernel with the product."""
     _, _, shared, size = cache.shape
     heads = qkv.shape[1] // size - 2 * shared
     queries = qkv.new_empty(len(qkv), heads, size)
     cos, sin, first = angles
-    query_gain, key_gain, epsilon = gains or (None, None, 0.0)
+    query_gain, key_gain, epsilon = gains
     _rotate[(len(qkv), heads + 2 * shared)](
         qkv,
         cos,
@@ -214,7 +209,7 @@ def attend(
     if tree is not None:
         tree = tree.contiguous().view(torch.uint8)
         tree_stride = new * new if len(tree) > 1 else 0
-    group, rounding = heads // shared, precision()
+    group, rounding = heads // shared, precision(queries.dtype)
     # without tensor cores the numbers of a larger block do not fit into registers
     block = min(16 if rounding == "ieee" else 64, max(16, triton.next_power_of_2(new * group)))
     grid = (

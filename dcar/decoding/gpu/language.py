@@ -1,5 +1,5 @@
-"""Layers of language models in Triton: six kernels a layer for passes of few positions, as in
-stack.py."""
+"""Layers of language models in Triton: five kernels a layer for passes of few positions, as in
+stack.py, or six with norms of heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dcar.decoding.columns import Columns
 from dcar.decoding.gpu.attention import attend, reads_heads, rotate
-from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, product
+from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, Norm, product
+from dcar.decoding.gpu.projection import project
 from dcar.decoding.language import RotaryLayers, has_plain_products, rms_norm
 from heads.layers import KVCache
 
@@ -32,8 +33,12 @@ class GPURotaryLayers(RotaryLayers):
         for kv, layer, joined in zip(columns.kv, self._layers, self._joined, strict=True):
             assert joined is not None  # of `reads_layers`
             attention, qkv, out = layer.self_attn, joined.qkv, layer.self_attn.o_proj
-            y = product(x, qkv.weight, qkv.bias, norm=_norm(layer.input_layernorm))
-            queries = rotate(y, angles, positions, columns.index, kv, _norms_of_heads(attention))
+            norm, places = _norm(layer.input_layernorm), (positions, columns.index)
+            if hasattr(attention, "q_norm"):
+                y = product(x, qkv.weight, qkv.bias, norm=norm)
+                queries = rotate(y, angles, *places, kv, _norms_of_heads(attention))
+            else:
+                queries = project(x, qkv.weight, qkv.bias, norm, angles, *places, kv)
             y = attend(queries, kv, columns, finished, attention.scaling)
             x = product(y, out.weight, out.bias, residual=x)
             gate, up = joined.gate_up.weight.chunk(2)
@@ -42,13 +47,11 @@ class GPURotaryLayers(RotaryLayers):
         return rms_norm(self._norm, x)
 
 
-def _norm(norm: Any) -> tuple[Tensor, None, float]:
+def _norm(norm: Any) -> Norm:
     return norm.weight, None, norm.variance_epsilon
 
 
-def _norms_of_heads(attention: Any) -> tuple[Tensor, Tensor, float] | None:
-    if not hasattr(attention, "q_norm"):
-        return None
+def _norms_of_heads(attention: Any) -> tuple[Tensor, Tensor, float]:
     norm = attention.q_norm
     return norm.weight, attention.k_norm.weight, norm.variance_epsilon
 

@@ -1,6 +1,6 @@
-"""Triton kernel of linear layers for few rows, with the norm before and all that follows inside.
+"""Triton kernels of linear layers for few rows, with the norm before and all that follows inside.
 
-Its time is that of reading the weights, once, 16 bytes at a time. On an H100 (132 processors), in
+Their time is that of reading the weights, once, 16 bytes at a time. On an H100 (132 processors), in
 bfloat16:
 
 - A program makes 16 outputs, so that layers of 1,024 outputs occupy 64 processors; in wide layers
@@ -26,6 +26,9 @@ MIN_WIDTH = 16
 """Divisor of the inputs of `product`, and least size of an attention head: the least that `tl.dot`
 multiplies."""
 
+Norm = tuple[Tensor, Tensor | None, float]
+"""Weight, bias (None: RMSNorm) and epsilon of a norm."""
+
 
 @triton.jit
 def _moments(x, row, used, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr):
@@ -44,6 +47,51 @@ def _moments(x, row, used, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl
             mean += (own - mean) * (BLOCK / (start + BLOCK))
         squares += tl.sum(block * block, 1)
     return mean, squares / WIDTH
+
+
+@triton.jit
+def multiply(
+    x,
+    weight,
+    other,
+    gain,
+    shift,
+    epsilon,
+    rows,
+    output,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return norm(x) weightᵀ and norm(x) otherᵀ for the rows `output` of both weights, as float32
+    [ROWS, OUTPUTS]; `other`, `gain` and `shift` may be None."""
+    row = tl.arange(0, ROWS)
+    used = row < rows
+    source = output.to(tl.int64) * WIDTH
+    if gain is not None:
+        mean, variance = _moments(x, row, used, WIDTH, BLOCK, shift is not None)
+        scale = tl.rsqrt(variance + epsilon)
+    y = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    z = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for start in tl.range(0, WIDTH, BLOCK, num_stages=3):
+        k = start + tl.arange(0, BLOCK)
+        w = tl.load(weight + source[None, :] + k[:, None])
+        v = tl.load(x + row[:, None] * WIDTH + k[None, :], mask=used[:, None], other=0.0)
+        if gain is not None:
+            v = v.to(tl.float32)
+            if shift is not None:
+                v -= mean[:, None]
+            v = v * scale[:, None] * tl.load(gain + k).to(tl.float32)[None, :]
+            if shift is not None:
+                v += tl.load(shift + k).to(tl.float32)[None, :]
+            v = v.to(w.dtype)
+        y = tl.dot(v, w, y, input_precision=PRECISION)
+        if other is not None:
+            w = tl.load(other + source[None, :] + k[:, None])
+            z = tl.dot(v, w, z, input_precision=PRECISION)
+    return y, z
 
 
 @triton.jit
@@ -67,31 +115,24 @@ def _product(
     PRECISION: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
-    used = row < rows
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = column < outputs
-    source = tl.minimum(column, outputs - 1).to(tl.int64) * WIDTH
-    if gain is not None:
-        mean, variance = _moments(x, row, used, WIDTH, BLOCK, shift is not None)
-        scale = tl.rsqrt(variance + epsilon)
-    y = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    gates = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for start in tl.range(0, WIDTH, BLOCK, num_stages=3):
-        k = start + tl.arange(0, BLOCK)
-        w = tl.load(weight + source[None, :] + k[:, None])
-        v = tl.load(x + row[:, None] * WIDTH + k[None, :], mask=used[:, None], other=0.0)
-        if gain is not None:
-            v = v.to(tl.float32)
-            if shift is not None:
-                v -= mean[:, None]
-            v = v * scale[:, None] * tl.load(gain + k).to(tl.float32)[None, :]
-            if shift is not None:
-                v += tl.load(shift + k).to(tl.float32)[None, :]
-            v = v.to(w.dtype)
-        y = tl.dot(v, w, y, input_precision=PRECISION)
-        if gate is not None:
-            w = tl.load(gate + source[None, :] + k[:, None])
-            gates = tl.dot(v, w, gates, input_precision=PRECISION)
+    output = tl.minimum(column, outputs - 1)
+    y, gates = multiply(
+        x,
+        weight,
+        gate,
+        gain,
+        shift,
+        epsilon,
+        rows,
+        output,
+        WIDTH,
+        ROWS,
+        OUTPUTS,
+        BLOCK,
+        PRECISION,
+    )
     if bias is not None:
         y += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     if gate is not None:
@@ -99,7 +140,7 @@ def _product(
     if GELU:  # tanh(t) = 2 sigmoid(2 t) - 1
         y *= tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
     target = row[:, None] * outputs + column[None, :]
-    written = used[:, None] & inside[None, :]
+    written = (row < rows)[:, None] & inside[None, :]
     if residual is not None:
         y += tl.load(residual + target, mask=written, other=0.0).to(tl.float32)
     tl.store(out + target, y.to(out.dtype.element_ty), mask=written)
@@ -110,14 +151,14 @@ def product(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: tuple[Tensor, Tensor | None, float] | None = None,
+    norm: Norm | None = None,
     gate: Tensor | None = None,
     gelu: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Return f(norm(x) weightᵀ + bias) + residual, [N, out], of x [N, in], weight [out, in].
 
-    norm: weight, bias (None: RMSNorm) and epsilon. gate [out, in]: f multiplies by SiLU(norm(x)
+    norm: see `Norm`. gate [out, in]: f multiplies by SiLU(norm(x)
     gateᵀ), as in SwiGLU; gelu: f is GELU (by tanh). N is at most `MAX_ROWS`, `in` a multiple of
     `MIN_WIDTH`. Sums are float32; the products of float32 weights as torch's float32 precision
     says.
@@ -142,21 +183,22 @@ def product(
         WIDTH=width,
         ROWS=padded,
         OUTPUTS=each,
-        BLOCK=_block(width, padded * x.element_size()),
+        BLOCK=block_of(width, padded * x.element_size()),
         GELU=gelu,
-        PRECISION=precision(),
+        PRECISION=precision(x.dtype),
         num_warps=4,
     )
     return out
 
 
-def _block(width: int, row_bytes: int) -> int:
+def block_of(width: int, row_bytes: int) -> int:
     """Return the number of inputs that are multiplied at once, a divisor of the width, given the
     bytes of one input of all rows."""
     most = (512 if width >= 4096 else 256) * 32 // row_bytes
     return min(width & -width, most)
 
 
-def precision() -> str:
-    """Return how `tl.dot` may round float32 numbers: as torch's products do."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+def precision(dtype: torch.dtype) -> str:
+    """Return how `tl.dot` may round numbers of this type: float32 as torch's products do."""
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return "ieee" if exact and dtype == torch.float32 else "tf32"

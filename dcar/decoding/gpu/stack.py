@@ -1,9 +1,9 @@
-"""Transformer layers in Triton: six kernels a layer for passes of few positions.
+"""Transformer layers in Triton: five kernels a layer for passes of few positions.
 
-A GPU spends such passes on launches, and on reading weights: product (norm, queries, keys and
-values), rotate (with the write to the cache), attend, product (with the residual), product (norm
-and GELU), product (residual). Blocks follow from shapes alone; nothing is tuned, or allocated by
-data, at run time, so a pass can be captured in a CUDA graph.
+A GPU spends such passes on launches, and on reading weights: project (norm, queries, keys and
+values, their rotation and the write to the cache), attend, product (with the residual), product
+(norm and GELU), product (residual). Blocks follow from shapes alone; nothing is tuned, or allocated
+by data, at run time, so a pass can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dcar.decoding.columns import Columns, RotaryCache
 from dcar.decoding.compiled import CompiledStack
-from dcar.decoding.gpu.attention import attend, reads_heads, rotate
-from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, product
+from dcar.decoding.gpu.attention import attend, reads_heads
+from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, Norm, product
+from dcar.decoding.gpu.projection import project
 from heads.layers import TransformerLayer
 
 
@@ -36,8 +37,8 @@ class GPUStack(CompiledStack):
         finished = x.new_zeros(MAX_ROWS * heads, dtype=torch.int32)
         angles = rotary.cos, rotary.sin, rotary.first
         for kv, layer in zip(columns.kv, self.layers, strict=True):
-            qkv = product(x, *_linear(layer.qkv), norm=_norm(layer.attention_norm))
-            queries = rotate(qkv, angles, positions, columns.index, kv)
+            norm, places = _norm(layer.attention_norm), (positions, columns.index)
+            queries = project(x, *_linear(layer.qkv), norm, angles, *places, kv)
             if columns.writes_only and layer is self.layers[-1]:
                 return x
             y = attend(queries, kv, columns, finished)
@@ -51,7 +52,7 @@ def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
 
 
-def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
+def _norm(norm: nn.LayerNorm) -> Norm:
     return norm.weight, norm.bias, norm.eps
 
 

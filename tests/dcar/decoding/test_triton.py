@@ -44,6 +44,7 @@ if INTERPRETED:
     from dcar.decoding.gpu.attention import attend, rotate
     from dcar.decoding.gpu.language import GPURotaryLayers
     from dcar.decoding.gpu.product import MAX_ROWS, product
+    from dcar.decoding.gpu.projection import project
     from dcar.decoding.gpu.stack import GPUStack
 
     multiply = interpreter.InterpreterBuilder.create_dot
@@ -159,30 +160,41 @@ def test_a_norm_of_rows_far_from_zero():
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 2, 2, 16), (7, 4, 2, 32), (16, 6, 1, 16)])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rotate(shape, dtype, normed):
+@pytest.mark.parametrize("shape", [(1, 2, 2, 16), (7, 4, 2, 32), (17, 6, 1, 16)])
+@pytest.mark.parametrize("how", ["norms of heads", "LayerNorm, biases", "RMSNorm"])
+def test_queries_keys_and_values(shape, dtype, how):
+    """In one kernel with the product, or in one of its own after norms of heads; both write to
+    the cache."""
     torch.manual_seed(0)
-    count, heads, shared, size = shape
-    qkv, angle = numbers(count, (heads + 2 * shared) * size, dtype=dtype), numbers(40, size // 2)
+    (count, heads, shared, size), width = shape, 48
+    angle = numbers(40, size // 2)
     cos = torch.cat((angle.cos(), angle.cos()), 1)[:, None].to(dtype)
     sin = torch.cat((-angle.sin(), angle.sin()), 1)[:, None].to(dtype)
     positions, index = torch.randint(-10, 30, (count,)), torch.randperm(50)[:count]
-    gains = (*numbers(2, size, dtype=dtype), 1e-6) if normed else None
-    cache = before = numbers(50, 2, shared, size, dtype=dtype)
+    before = numbers(50, 2, shared, size, dtype=dtype)
     cache = before.clone()
-    queries = rotate(qkv, (cos, sin, -10), positions, index, cache, gains)
-    q, k, v = qkv.double().view(count, -1, size).split([heads, shared, shared], 1)
-    if gains is not None:
+    places = (cos, sin, -10), positions, index, cache
+    if how == "norms of heads":
+        qkv = numbers(count, (heads + 2 * shared) * size, dtype=dtype)
+        gains = (*numbers(2, size, dtype=dtype), 1e-6)
+        queries, exact = rotate(qkv, *places, gains), qkv.double()
+    else:
+        x, (gain, shift) = numbers(count, width, dtype=dtype), numbers(2, width, dtype=dtype)
+        weight = numbers((heads + 2 * shared) * size, width, dtype=dtype) / width**0.5
+        bias, norm = None, (gain, None, 1e-6)
+        if how != "RMSNorm":
+            bias, norm = numbers(len(weight), dtype=dtype), (gain, shift, 1e-5)
+        queries = project(x, weight, bias, norm, *places)
+        exact = plain_product(x, weight, bias, norm=norm)
+    q, k, v = exact.view(count, -1, size).split([heads, shared, shared], 1)
+    if how == "norms of heads":
         q, k = (
-            F.rms_norm(x, (size,), gain.double(), 1e-6)
-            for x, gain in zip((q, k), gains[:2], strict=True)
+            F.rms_norm(part, (size,), gain.double(), 1e-6)
+            for part, gain in zip((q, k), gains[:2], strict=True)
         )
     c, s = cos[positions + 10].double(), sin[positions + 10].double()
-    q, k = (x * c + x.roll(size // 2, -1) * s for x in (q, k))
-    assert (
-        near(queries, q) and near(cache[index, 0], k) and torch.equal(cache[index, 1].double(), v)
-    )
+    q, k = (part * c + part.roll(size // 2, -1) * s for part in (q, k))
+    assert near(queries, q) and near(cache[index, 0], k) and near(cache[index, 1], v)
     others = torch.ones(50, dtype=torch.bool).index_fill_(0, index, False)
     assert torch.equal(cache[others], before[others])
 
@@ -380,25 +392,34 @@ compiled_kernels: list[tuple[str, str]] = []
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "precision"),
-    [(torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32")],
+    [(torch.bfloat16, "tf32"), (torch.float32, "ieee"), (torch.float32, "tf32")],
 )
 def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
     """Layers of the paper's size, and of CosyVoice 2 and Qwen3. Nothing but a word or two is
     spilled from registers, weights are read 16 bytes at a time, and counters order memory."""
-    from dcar.decoding.gpu import attention
+    from dcar.decoding.gpu import attention, projection
     from dcar.decoding.gpu import product as products
 
     compiled_kernels.clear()
-    monkeypatch.setattr(products, "precision", lambda: precision)
-    monkeypatch.setattr(attention, "precision", lambda: precision)
-    for module, name in ((products, "_product"), (attention, "_rotate"), (attention, "_attend")):
-        monkeypatch.setattr(module, name, Launches(getattr(module, name)))
+    for module, names in (
+        (products, ["_product"]),
+        (projection, ["_project"]),
+        (attention, ["_rotate", "_attend"]),
+    ):
+        monkeypatch.setattr(module, "precision", lambda dtype: precision, raising=False)
+        for name in names:
+            monkeypatch.setattr(module, name, Launches(getattr(module, name)))
     make = partial(torch.empty, device="meta", dtype=dtype)
+    numbers_of = partial(torch.empty, device="meta", dtype=torch.int64)
     for rows in (1, 32):
-        for width, inner, outputs in ((1024, 4096, 3072), (896, 4864, 1152)):
+        for width, inner, shared, size in ((1024, 4096, 8, 128), (896, 4864, 2, 64)):
             norm, bare = (make(width), make(width), 1e-5), (make(width), None, 1e-6)
             x, up, down = make(rows, width), make(inner, width), make(width, inner)
-            products.product(x, make(outputs, width), make(outputs), norm=norm)
+            angles, places = (*[make(64, 3, 1, size)] * 2, -512), [numbers_of(rows)] * 2
+            cache, outputs = make(128, 2, shared, size), width + 2 * shared * size
+            for how in (norm, bare):
+                weight, bias = make(outputs, width), make(outputs)
+                projection.project(x, weight, bias, how, angles, *places, cache)
             products.product(x, up, make(inner), norm=norm, gelu=True)
             products.product(x, up, norm=bare, gate=up)
             products.product(make(rows, inner), down, make(width), residual=x)
@@ -409,12 +430,11 @@ def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
             columns = columns_of(cache, 300, new, None, tree=branches)
             finished = torch.empty(512, dtype=torch.int32, device="meta")
             attention.attend(make(rows * new, heads, size), cache.kv[0], columns, finished)
-        angles, places = (make(64, 3, 1, size),) * 2, torch.empty(4, dtype=torch.int64)
-        for gains in (None, (make(size), make(size), 1e-6)):
-            qkv = make(4, (heads + 2 * shared) * size)
-            attention.rotate(qkv, (*angles, -512), places, places, cache.kv[0], gains)
+        qkv, gains = make(4, (heads + 2 * shared) * size), (make(size), make(size), 1e-6)
+        angles = make(64, 3, 1, size), make(64, 3, 1, size), -512
+        attention.rotate(qkv, angles, numbers_of(4), numbers_of(4), cache.kv[0], gains)
     for name, ptx in compiled_kernels:
-        if name == "_product":
+        if name in ("_product", "_project"):
             assert "cp.async.cg.shared.global" in ptx
         if name == "_attend":
             assert "atom.global.gpu.acq_rel.add" in ptx

@@ -1,0 +1,58 @@
+"""Kernels of a step on a GPU and the bytes that they move, counted without one for a decoder of the
+paper's size (tests/toys/cuda_kernels.py)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOYS = Path(__file__).parents[2] / "toys"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.needs("triton"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which makes the stand-in"),
+]
+KERNELS = {"far": 90, "car-7": 100, "sd": 110, "dcar@n4": 125, "pcg": 130}
+"""Most kernels of a step at batch 1. There are 88, 95, 107, 115 and 120; in operators alone there
+were 235, 256, 307, 397 and 484."""
+CACHE = 32 * 512 * 2 * 1024 * 2
+"""Bytes of the keys and values of a layer, of 32 rows."""
+
+
+def counted(*arguments: str) -> dict[str, dict]:
+    """Return the counts of methods, all in one process."""
+    done = subprocess.run(
+        [sys.executable, TOYS / "cuda_kernels.py", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    assert "could not be compiled" not in done.stderr, done.stderr[-2000:]
+    return {line["method"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def single() -> dict[str, dict]:
+    return counted(*KERNELS)
+
+
+@pytest.mark.parametrize("method", KERNELS)
+def test_a_step_has_few_kernels(method, single):
+    assert single[method]["kernels"] <= KERNELS[method]
+
+
+def test_five_methods_compile_in_one_process(single):
+    """PyTorch refuses more than 8 variants of a function, and the step would run by operators."""
+    assert len(single) == 5
+
+
+def test_a_step_of_a_batch_copies_no_cache():
+    """Inductor copied keys and values of every layer when the cache was one tensor: 14.1 GB."""
+    step = counted("far", "--rows", "32")["far"]
+    assert step["megabytes"] <= 1200
+    assert step["written"] < CACHE / 4

@@ -323,9 +323,8 @@ class Engine:
             given = self._given(torch.stack((*map(torch.tensor, (rows, places, limits)), *keys)))
             start = partial(self._start, state, given, read)
             if self.graphs.enabled:
-                self.graphs.run(
-                    (given.shape, read.batch[0].shape, read.hidden.shape), start, no_save
-                )
+                key = "start", given.shape, read.batch[0].shape, read.hidden.shape
+                self.graphs.run(key, start, no_save)
             else:
                 start()
             self.method.admit(state, given[0, : len(rows)], Admitted(prompts, members, seed))
@@ -374,7 +373,7 @@ class Engine:
         view = self._next(state, slots, used, forbids)
         if self.graphs.enabled:
             self.graphs.run(
-                (view.rows, view.longest, view.forbids),
+                ("step", view.rows, view.longest, view.forbids),
                 partial(self._reported_step, view),
                 partial(view.save, self.method.tree is not None),
             )

@@ -116,9 +116,21 @@ def test_teacher_forcing_yields_the_states_of_decoding(files):
     assert torch.allclose(hidden[: len(wanted)], wanted, atol=1e-5)
 
 
-def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
-    """The threshold fitted for so many tokens a pass gives about that many."""
-    models = load_models(str(files / "decoder"), "", [], statistics=str(files / "stats"))
+def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files, tmp_path):
+    """The threshold fitted for so many tokens a pass gives about that many. Between the fitted
+    thresholds lengths are interpolated, and those of a random decoder jump, so there are many."""
+    fitting.main(
+        [
+            f"decoder={files / 'decoder'}",
+            f"data={files / 'data'}",
+            f"out={tmp_path / 'stats'}",
+            "prompt_tokens=5",
+            "thresholds=24",
+            "sampling.max_tokens=40",
+            "sampling.min_tokens=20",
+        ]
+    )
+    models = load_models(str(files / "decoder"), "", [], statistics=str(tmp_path / "stats"))
     items = load_prompts(files / "data", "dev", models.decoder, 5, 0)
     sampling = SamplingConfig(max_tokens=40, min_tokens=20)
     met = []

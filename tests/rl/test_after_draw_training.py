@@ -1,5 +1,7 @@
 """DCPO with policies that see the candidates, the token reward, and credit by decision."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from toy_world import (
 )
 
 from dcar.errors import CheckpointError, ConfigError
+from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import (
@@ -24,7 +27,8 @@ from heads.policy import (
     HiddenPolicy,
     HiddenPolicyConfig,
 )
-from rl.pass_cost import PassCost
+from rl import pass_cost
+from rl.pass_cost import PassCost, measure_pass_cost
 from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer
@@ -324,3 +328,33 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     assert first[1] - first[0] == pytest.approx(-2.0)  # the rule-based policy
     with pytest.raises(CheckpointError, match="train-chunk-scorer"):
         make_policy(config(), base, "another")
+
+
+def test_the_cost_of_a_pass_is_recovered_from_times_of_this_process(monkeypatch):
+    """Whatever precedes the passes, what a decoder takes for a pass and for a token is found; time
+    that passes without this process, on a CPU, is not counted."""
+    spent, elsewhere = [0.0], iter(range(10**6))
+
+    class TimedEngine:
+        def __init__(self, base, method, sampling, rows):
+            self.size, self.tokens = method.forced["u"][0], sampling.max_tokens
+
+        def decode(self, prompts):
+            passes = -(-self.tokens // self.size) - 1  # the last chunk is not read
+            spent[0] += 1e-3 * (7 + 2.0 * passes + 0.25 * max(0, self.tokens - self.size))
+            return [SimpleNamespace(tokens=[1] * self.tokens)]
+
+    def speak(vocoder, tokens, embeddings, texts):
+        spent[0] += 1e-3 * 0.1 * len(tokens[0])
+
+    policy = SimpleNamespace(config=SimpleNamespace(sizes=[4, 6, 12], num_actions=16))
+    monkeypatch.setattr(pass_cost, "Engine", TimedEngine)
+    monkeypatch.setattr(
+        pass_cost, "PolicyChunk", lambda policy, mode, forced, **_: SimpleNamespace(forced=forced)
+    )
+    monkeypatch.setattr(pass_cost, "voice", speak)
+    monkeypatch.setattr(pass_cost.time, "process_time", lambda: spent[0])
+    monkeypatch.setattr(pass_cost.time, "perf_counter", lambda: next(elsewhere))
+    item = SimpleNamespace(utterance_id="u", speaker_embedding=None, text="")
+    cost = measure_pass_cost(torch.nn.Linear(1, 1), policy, None, item, SamplingConfig(), 4)
+    assert cost == pytest.approx((2.0, 0.35))

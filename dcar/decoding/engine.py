@@ -324,7 +324,7 @@ class Engine:
             start = partial(self._start, state, given, read)
             if self.graphs.enabled:
                 key = "start", given.shape, read.batch[0].shape, read.hidden.shape
-                self.graphs.run(key, start, no_save)
+                self.graphs.run(key, start)  # starting twice is starting once
             else:
                 start()
             self.method.admit(state, given[0, : len(rows)], Admitted(prompts, members, seed))
@@ -507,11 +507,6 @@ class Engine:
             slot = slots[target] = slots[source]
             slots[source], slot.row = None, target  # type: ignore[union-attr]
         return len(busy)
-
-
-def no_save() -> Callable[[], None]:
-    """Save nothing: starting an utterance twice is starting it once."""
-    return lambda: None
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

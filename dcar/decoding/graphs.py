@@ -71,10 +71,14 @@ class StepGraphs:
         self._graphs.clear()
 
     def run(
-        self, key: Hashable, step: Callable[[], None], save: Callable[[], Callable[[], None]]
+        self,
+        key: Hashable,
+        step: Callable[[], None],
+        save: Callable[[], Callable[[], None]] = lambda: lambda: None,
     ) -> None:
-        """Run the step. The warm-up before a capture executes it: `save` saves what it changes,
-        and returns a function that restores that. A replay does not ask for it."""
+        """Run the step. The warm-up before a capture executes it: `save` saves what it changes, and
+        returns a function that restores that; by default nothing, for a step that may be run twice.
+        A replay does not ask for it."""
         current = torch.cuda.current_stream(self.device)
         if (current, key) not in self._graphs:
             with capture_lock:

@@ -87,12 +87,11 @@ class HiddenReader(PolicyReader):
         counts [B] are new (with `real` of `real_positions`, padding is left out); return the action
         logits [B, K] after the last one. Keys and values are written; the caller advances the
         cache."""
-        given = cache, hidden, longest, counts
-        if real is None:
-            return self.backend.part(read_policy)(self, *given)
-        return self.read_real(*given, real)
+        # how many positions are real depends on the data: that is not compiled
+        run = HiddenReader._run if real is not None else self.backend.part(HiddenReader._run)
+        return run(self, cache, hidden, longest, counts, real)
 
-    def read_real(
+    def _run(
         self, cache: KVCache, hidden: Tensor, longest: int, counts: Tensor, real: Tensor | None
     ) -> Tensor:
         """See `read`."""
@@ -107,13 +106,6 @@ class HiddenReader(PolicyReader):
             ends = (counts.cumsum(0) - 1).clamp(min=0)
         columns = columns_of(cache, longest, new, self._causal, real=real, ends=ends, counts=counts)
         return self._stack.read(x, self._rotary, positions, columns)
-
-
-def read_policy(
-    reader: HiddenReader, cache: KVCache, hidden: Tensor, longest: int, counts: Tensor
-) -> Tensor:
-    """Return the action logits of a pass with padding; see `HiddenReader.read`."""
-    return reader.read_real(cache, hidden, longest, counts, None)
 
 
 class CandidateReader(PolicyReader):

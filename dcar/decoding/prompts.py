@@ -96,7 +96,7 @@ class PromptBlocks:
         hidden = self._hidden[:rows, :speech]
         fill = partial(self._fill, batch, hidden)
         if self.graphs.enabled:
-            self.graphs.run((rows, text, speech), fill, lambda: lambda: None)
+            self.graphs.run((rows, text, speech), fill)
         else:
             fill()
         return ReadPrompts(batch, self._cache, hidden, _places(prompts))

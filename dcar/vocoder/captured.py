@@ -72,7 +72,7 @@ class CapturedSynthesis:
         block.gains[:rows].copy_(gains)
         speak = partial(self._speak, network, block)
         if self.graphs.enabled:
-            self.graphs.run(key, speak, lambda: lambda: None)
+            self.graphs.run(key, speak)
         else:
             speak()
         return block.waves[:rows, : length * network.config.samples_per_token]

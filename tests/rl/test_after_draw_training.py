@@ -331,7 +331,7 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
 
 
 def test_the_cost_of_a_pass_is_recovered_from_times_of_this_process(monkeypatch):
-    """Whatever precedes the passes, what a decoder takes for a pass and for a token is found; time
+    """What a decoder takes for a pass and for a token is found, whatever precedes the passes; time
     that passes without this process, on a CPU, is not counted."""
     spent, elsewhere = [0.0], iter(range(10**6))
 

@@ -326,6 +326,7 @@ def inductor(counts: Counts, operators: Operators) -> Iterator[None]:
     not counted, and count their kernels whenever they are called."""
     import torch._inductor.compile_fx as compile_fx
     from torch._inductor import config
+    from torch._inductor.exc import InductorError
     from torch._inductor.graph import GraphLowering
 
     compile_inner, compile_outer = compile_fx.compile_fx_inner, compile_fx.compile_fx
@@ -342,8 +343,8 @@ def inductor(counts: Counts, operators: Operators) -> Iterator[None]:
         GraphLowering._compile_to_module = stop
         try:
             compile_inner(module, example_inputs, **options)
-        except Exception:
-            if not kernels:  # it is not `Generated`, which Inductor wraps
+        except InductorError as error:
+            if not isinstance(error.inner_exception, Generated):
                 raise
         finally:
             GraphLowering._compile_to_module = compile_to_module

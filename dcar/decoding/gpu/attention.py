@@ -12,16 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dcar.decoding.columns import Columns
-from dcar.decoding.gpu.product import MIN_WIDTH, precision
+from dcar.decoding.gpu.product import precision
 from dcar.decoding.gpu.projection import Angles
 
 SPLIT = 64
 """Columns of a program of `attend`."""
-
-
-def reads_heads(size: int) -> bool:
-    """Return whether the kernels support attention heads of this size."""
-    return size >= MIN_WIDTH and size & (size - 1) == 0
 
 
 @triton.jit

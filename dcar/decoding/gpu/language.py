@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.columns import Columns
-from dcar.decoding.gpu.attention import attend, reads_heads, rotate
-from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, Norm, product
+from dcar.decoding.gpu.attention import attend, rotate
+from dcar.decoding.gpu.product import MAX_ROWS, Norm, fits, product
 from dcar.decoding.gpu.projection import project
 from dcar.decoding.language import RotaryLayers, has_plain_products, rms_norm
 from heads.layers import KVCache
@@ -58,7 +58,7 @@ def _norms_of_heads(attention: Any) -> tuple[Tensor, Tensor, float]:
 
 def reads_layers(backbone: Any) -> bool:
     """Return whether the kernels support the layers of a language model: linear layers without
-    adapters and SwiGLU without biases, in one of `DTYPES`, with widths that fill blocks."""
+    adapters and SwiGLU without biases, of sizes that `fits` accepts."""
     if backbone.config.hidden_act != "silu" or not all(map(has_plain_products, backbone.layers)):
         return False
     linears, sizes = [], set()
@@ -69,8 +69,4 @@ def reads_layers(backbone: Any) -> bool:
             return False
         linears += [attention.q_proj, attention.o_proj, *inner]
         sizes.add(attention.head_dim)
-    return (
-        all(part.in_features % MIN_WIDTH == 0 for part in linears)
-        and linears[0].weight.dtype in DTYPES
-        and all(map(reads_heads, sizes))
-    )
+    return fits(linears, sizes)

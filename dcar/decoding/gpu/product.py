@@ -13,10 +13,13 @@ bfloat16:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_ROWS = 32
@@ -158,15 +161,13 @@ def product(
 ) -> Tensor:
     """Return f(norm(x) weightᵀ + bias) + residual, [N, out], of x [N, in], weight [out, in].
 
-    norm: see `Norm`. gate [out, in]: f multiplies by SiLU(norm(x)
-    gateᵀ), as in SwiGLU; gelu: f is GELU (by tanh). N is at most `MAX_ROWS`, `in` a multiple of
-    `MIN_WIDTH`. Sums are float32; the products of float32 weights as torch's float32 precision
-    says.
+    norm: see `Norm`. gate [out, in]: f multiplies by SiLU(norm(x) gateᵀ), as in SwiGLU; gelu: f is
+    GELU (by tanh). N is at most `MAX_ROWS`, `in` a multiple of `MIN_WIDTH`. Sums are float32; the
+    products of float32 weights as torch's float32 precision says.
     """
-    (rows, width), outputs = x.shape, len(weight)
+    rows, outputs = len(x), len(weight)
     out = x.new_empty(rows, outputs)
     gain, shift, epsilon = norm or (None, None, 0.0)
-    padded = max(16, triton.next_power_of_2(rows))
     each = 32 if outputs >= 3072 else 16
     _product[(triton.cdiv(outputs, each),)](
         x,
@@ -180,22 +181,36 @@ def product(
         rows,
         outputs,
         epsilon,
-        WIDTH=width,
-        ROWS=padded,
         OUTPUTS=each,
-        BLOCK=block_of(width, padded * x.element_size()),
         GELU=gelu,
-        PRECISION=precision(x.dtype),
-        num_warps=4,
+        **blocks_of(x),
     )
     return out
 
 
-def block_of(width: int, row_bytes: int) -> int:
-    """Return the number of inputs that are multiplied at once, a divisor of the width, given the
-    bytes of one input of all rows."""
-    most = (512 if width >= 4096 else 256) * 32 // row_bytes
-    return min(width & -width, most)
+def blocks_of(x: Tensor) -> dict[str, Any]:
+    """Return how a kernel divides the inputs x [N, in] of a product. BLOCK, the inputs that are
+    multiplied at once, divides their number."""
+    rows, width = x.shape
+    padded = max(16, triton.next_power_of_2(rows))
+    most = (512 if width >= 4096 else 256) * 32 // (padded * x.element_size())
+    return {
+        "WIDTH": width,
+        "ROWS": padded,
+        "BLOCK": min(width & -width, most),
+        "PRECISION": precision(x.dtype),
+        "num_warps": 4,
+    }
+
+
+def fits(products: Iterable[nn.Linear], head_sizes: Iterable[int]) -> bool:
+    """Return whether the kernels support layers of these products and sizes of attention heads."""
+    products = list(products)
+    return (
+        products[0].weight.dtype in DTYPES
+        and all(part.in_features % MIN_WIDTH == 0 for part in products)
+        and all(size >= MIN_WIDTH and size & (size - 1) == 0 for size in head_sizes)
+    )
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dcar.decoding.gpu.product import Norm, block_of, multiply, precision
+from dcar.decoding.gpu.product import Norm, blocks_of, multiply
 
 Angles = tuple[Tensor, Tensor, int]
 """Cosine and signed sine of rotary positions, each [P, …] with the d numbers of a head first in a
@@ -96,11 +96,10 @@ def project(
     """Compute queries, keys and values of x [N, in] as `product` does. Rotate queries and keys by
     the angles of positions [N], and write keys and values to rows index [N] of a layer's cache
     [columns, 2, K, d]. Return the queries [N, H, d]."""
-    (rows, width), (shared, size) = x.shape, kv.shape[2:]
+    rows, (shared, size) = len(x), kv.shape[2:]
     heads = len(weight) // size - 2 * shared
     queries = x.new_empty(rows, heads, size)
     cos, sin, first = angles
-    padded = max(16, triton.next_power_of_2(rows))
     each = min(16, size // 2)
     _project[(heads + 2 * shared, size // 2 // each)](
         x,
@@ -121,11 +120,7 @@ def project(
         HEADS=heads,
         SHARED=shared,
         SIZE=size,
-        WIDTH=width,
-        ROWS=padded,
         OUTPUTS=each,
-        BLOCK=block_of(width, padded * x.element_size()),
-        PRECISION=precision(x.dtype),
-        num_warps=4,
+        **blocks_of(x),
     )
     return queries

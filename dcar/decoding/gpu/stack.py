@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dcar.decoding.columns import Columns, RotaryCache
 from dcar.decoding.compiled import CompiledStack
-from dcar.decoding.gpu.attention import attend, reads_heads
-from dcar.decoding.gpu.product import DTYPES, MAX_ROWS, MIN_WIDTH, Norm, product
+from dcar.decoding.gpu.attention import attend
+from dcar.decoding.gpu.product import MAX_ROWS, Norm, fits, product
 from dcar.decoding.gpu.projection import project
 from heads.layers import TransformerLayer
 
@@ -57,15 +57,13 @@ def _norm(norm: nn.LayerNorm) -> Norm:
 
 
 def reads_stack(layers: Sequence[TransformerLayer]) -> bool:
-    """Return whether the kernels support these layers: as heads/layers.py makes them, in one of
-    `DTYPES`, with widths that fill blocks."""
+    """Return whether the kernels support these layers: as heads/layers.py makes them, of sizes
+    that `fits` accepts."""
     linears = [part for layer in layers for part in (layer.qkv, layer.out, layer.up, layer.down)]
     norms = [part for layer in layers for part in (layer.attention_norm, layer.ffn_norm)]
     sizes = [layer.out.in_features // layer.num_heads for layer in layers]
     return (
         all(type(part) is nn.Linear and part.bias is not None for part in linears)
         and all(type(part) is nn.LayerNorm for part in norms)
-        and linears[0].weight.dtype in DTYPES
-        and all(part.in_features % MIN_WIDTH == 0 for part in linears)
-        and all(reads_heads(size) for size in sizes)
+        and fits(linears, sizes)
     )

@@ -230,7 +230,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(device):
 
 @pytest.mark.parametrize("kind", ["qwen2", "cosyvoice-lm"])
 def test_a_gpu_decodes_with_a_language_model_what_the_cpu_decodes(device, kind):
-    """With text around the prompts, which a captured pass may not copy from the host."""
+    """Text around the prompts, which a captured pass may not copy from the host, is read too."""
     prompts, sampling = tiny_prompts(), SamplingConfig(temperature=0.9, max_tokens=12)
     here, there = tiny_backbone(kind=kind), tiny_backbone(kind=kind).to(device)
     expected = decode(here, prompts, FixedChunk(2), sampling)

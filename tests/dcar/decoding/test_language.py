@@ -116,7 +116,7 @@ def compiled_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "adapters"])
 def test_compiled_passes_are_the_same(kind, monkeypatch):
-    """By operators: products are joined, and parts are called one by one."""
+    """Products are joined, and parts are called one by one, by operators."""
     monkeypatch.setattr(torch, "compile", lambda part, **_: part)
     compiled_tokens(kind)
 

@@ -163,8 +163,8 @@ def test_a_norm_of_rows_far_from_zero():
 @pytest.mark.parametrize("shape", [(1, 2, 2, 16), (7, 4, 2, 32), (17, 6, 1, 16)])
 @pytest.mark.parametrize("how", ["norms of heads", "LayerNorm, biases", "RMSNorm"])
 def test_queries_keys_and_values(shape, dtype, how):
-    """In one kernel with the product, or in one of its own after norms of heads; both write to
-    the cache."""
+    """Rotation in one kernel with the product, or in one of its own after norms of heads; both
+    write to the cache."""
     torch.manual_seed(0)
     (count, heads, shared, size), width = shape, 48
     angle = numbers(40, size // 2)

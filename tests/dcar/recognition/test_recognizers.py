@@ -55,7 +55,7 @@ def test_moonshine_does_not_hear_a_number_where_speech_begins_at_once():
 
 
 def test_a_long_recording_is_transcribed_in_windows():
-    """As one window, such recordings once made 100 words of errors in a loop."""
+    """Recordings that once made 100 words of errors in a loop, read as one window."""
     rows = [u for u in load_corpus("starter") if u.speaker == "af_heart"][:12]
     waves = [u.load()[0] for u in rows]
     rate = rows[0].load()[1]

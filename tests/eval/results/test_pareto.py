@@ -96,7 +96,7 @@ def test_known_difference_at_equal_speed():
 
 
 def test_families_are_compared_on_the_utterances_that_all_their_methods_have():
-    """On the shared utterances alone the result is the same, whatever the others hold."""
+    """The result is that of the shared utterances alone, whatever the others hold."""
     rng = np.random.default_rng(1)
     words = rng.integers(5, 15, 40)
     whole = {m: sums_of(rng.poisson(1.0, 40), words) for m in ("car-1", "car-2", "sd")}

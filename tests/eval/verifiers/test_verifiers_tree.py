@@ -105,8 +105,8 @@ def test_distribution_of_one_node(tau, children):
 
 
 class EveryDraw:
-    """Part of a batch's state that VADUSA reads: a round behind a root, whose rows are all
-    combinations of two values of every random number that is asked for; two codes, end 2."""
+    """Part of a batch's state that VADUSA reads: a round behind a root, with a row for each
+    combination of two values of every random number that is asked for; two codes, end 2."""
 
     eager, eos = True, 2
     sample, checked = staticmethod(sample), staticmethod(lambda samples: samples)

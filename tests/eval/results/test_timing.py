@@ -23,7 +23,7 @@ def clock(monkeypatch):
             super().__init__(enabled, device)
             self.enabled = True
 
-        def run(self, key, step, save):
+        def run(self, key, step, save=None):
             if key not in self._graphs:
                 self._graphs[key] = None
                 captured.append(key)

@@ -2,7 +2,7 @@
 CAR and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report,
 all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [limit=…]
+    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [limit=…] [seed=…]
 
 Stage one continues the training of the shipped decoders, with their last recipe and a low learning
 rate, for a few steps, because a decoder that speaks clearly takes hours on two cores.
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.commands import OutSettings
+from dcar.config.schema import seed_setting
 from dcar.process import claimed, run_command
 from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
@@ -86,6 +87,9 @@ class QuickstartConfig(OutSettings):
         "texts, at most; 0 = all.",
         minimum=0,
     )
+    seed: int = seed_setting(
+        0, "Seed of every job: distillation, trainings, rollouts, prompts, sampling."
+    )
     processes: int = setting(2, "Number of processes of DCPO and of the comparison.", minimum=1)
 
     def __post_init__(self):
@@ -119,7 +123,12 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         """Return the settings of a training of `number` steps."""
         # without instructions for bfloat16, a step takes ten times as long
         precision = [] if computes_bfloat16() else ["bf16=false"]
-        return [f"max_steps={number}", f"eval_steps={number}", *precision]
+        return [
+            f"max_steps={number}",
+            f"eval_steps={number}",
+            f"seed={config.seed}",
+            *precision,
+        ]
 
     def gently(*settings: str) -> list[str]:
         """Return settings for continuing from shipped weights, which keep what the end of their
@@ -138,6 +147,10 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "car_variant": ":distilled" if from_starter else "",
         "far_variant": ":far_distilled" if from_starter else ":far",
         "accumulation": max(1, 8 // config.processes),
+        "seeds": [
+            f"seeds=[{2 * config.seed},{2 * config.seed + 1}]",
+            f"prompt_seeds=[{config.seed}]",
+        ],
         "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
         "methods": [] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"],
     }
@@ -157,12 +170,12 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "distilled",
         "data shipped_decoder",
         "dcar distil --config distil_starter data={data} decoder={shipped_decoder} "
-        "methods=[car-5@t0] limit={distilled_sentences} out={distilled}",
+        "methods=[car-5@t0] limit={distilled_sentences} seed={seed} out={distilled}",
     )
     join = job(
         "texts",
         "data",
-        "dcar prepare mode=join data=[{data}] max_seconds=12 seed=1 out={texts}",
+        "dcar prepare mode=join data=[{data}] max_seconds=12 seed={seed} out={texts}",
     )
     return [
         [distil, join] if from_starter else [],
@@ -202,7 +215,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "dcpo",
                 "car policy_texts chunk_scorer",
                 "dcar train-policy --config dcpo_starter decoder={car} data={policy_texts} "
-                "chunk_scorer={chunk_scorer} out={dcpo} max_steps={policy_steps} "
+                "chunk_scorer={chunk_scorer} out={dcpo} max_steps={policy_steps} seed={seed} "
                 "gradient_accumulation_steps={accumulation} {ranges}",
                 trains=True,
                 processes=config.processes,
@@ -215,7 +228,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "car far policy verifiers",
                 "dcar compare --config compare_starter data={data} decoder={car} "
                 "far_decoder={far} policies=[{policy}] statistics={verifiers} out={compare} "
-                "limit={limit} training_log={dcpo}/log.jsonl {methods}",
+                "limit={limit} training_log={dcpo}/log.jsonl {seeds} {methods}",
                 processes=config.processes,
             )
         ],

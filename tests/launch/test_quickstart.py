@@ -54,7 +54,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     monkeypatch.setattr(quickstart, "shipped", shipped)
     out = tmp_path / "q"
     groups = pipeline(
-        QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes)
+        QuickstartConfig(out=str(out), start=start, train_steps=7, seed=3, processes=processes)
     )
     from_starter = start == "starter"
     assert [[job.name for job in group] for group in groups] == [
@@ -77,6 +77,10 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
                 )
                 initial = str(shipped("decoder" if job.name == "car" else "far"))
                 assert config.init_from == (initial if from_starter else "")
+            if job.name == "compare":
+                assert (config.seeds, config.prompt_seeds) == ([6, 7], [3])
+            elif job.name not in ("verifiers", "policy"):
+                assert config.seed == 3, job.name
             if job.name == "dcpo":
                 assert config.chunk_scorer == str(out / "chunk_scorer")
                 assert config.data == str(out / "texts" if from_starter else shipped("prepared"))

@@ -6,13 +6,15 @@ rounded in another order. The vocoder is a chain of convolutions, so each keeps 
 input that its next outputs need. Rows are [frames, channels] throughout, which avoids transposing
 them.
 
-On a CPU that multiplies bfloat16, the matrix products of the blocks, three quarters of the time,
-are computed in it; sums, norms, convolutions and signals stay float32.
+On a CPU that multiplies bfloat16, the matrix products of the blocks are computed in it; sums,
+norms, convolutions and signals stay float32. What lies between matrix products and Fourier
+transforms is in dcar/vocoder/operations.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,8 +24,12 @@ from torch.nn import functional as F
 
 from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, ConvNeXtBlock, absolute_pitch
 from dcar.vocoder.network import VocoderNetwork
-from dcar.vocoder.renderer import Pitch, pitch_features, pulse_train
+from dcar.vocoder.operations import Convolution, Operations, operations
+from dcar.vocoder.renderer import Pitch, pitch_features
 from heads.checkpoint import weights_signature
+
+FRAMES = 64
+"""Number of frames whose spectra are computed together, so that they stay in the caches."""
 
 Affine = Callable[[Tensor], Tensor]
 
@@ -52,44 +58,54 @@ def _affine(weight: Tensor, bias: Tensor, dtype: torch.dtype, then: str = "none"
 
 
 class _Block:
-    """`ConvNeXtBlock` without padding: x [n + 2 pad, C] -> [n, C]."""
+    """`ConvNeXtBlock` without padding: x [n + 2 pad, C] -> [n, C], in the memory of x."""
 
-    def __init__(self, block: nn.Module, dtype: torch.dtype):
+    def __init__(self, block: nn.Module, operations: Operations, dtype: torch.dtype):
         assert isinstance(block, ConvNeXtBlock)
         conv, scale = block.conv, block.residual_scale.detach()
-        self.size = conv.in_channels
-        self.pad, self.dilation = int(conv.padding[0]), conv.dilation[0]
-        self.taps, self.bias = conv.weight.detach()[:, 0].T.contiguous(), conv.get_parameter("bias")
-        self.norm, self.modulation = block.norm, block.modulation
+        self.size, self.pad, self.operations = conv.in_channels, int(conv.padding[0]), operations
+        taps, bias = conv.weight.detach()[:, 0].T.contiguous(), conv.get_parameter("bias").detach()
+        self.conv = Convolution(taps, bias, conv.dilation[0], block.norm.eps, dtype)
+        self.norm = block.norm.weight, block.norm.bias  # none if it depends on a voice
         self.up = _affine(block.up.weight, block.up.bias, dtype, "relu")
         self.down = _affine(block.down.weight * scale[:, None], block.down.bias * scale, dtype)
 
-    def norm_for(self, condition: Tensor | None) -> Affine:
-        """Return the norm for a voice: condition [1, condition_size]."""
-        weight, bias = self.norm.weight, self.norm.bias
-        if self.modulation is not None:
-            scale, bias = self.modulation(condition)[0].chunk(2)
-            weight = 1 + scale
-        return lambda x: F.layer_norm(x, (self.size,), weight, bias, self.norm.eps)
-
-    def __call__(self, x: Tensor, norm: Affine) -> Tensor:
-        n = len(x) - 2 * self.pad
-        h = torch.addcmul(self.bias, x[:n], self.taps[0])
-        # takes half the time of torch's depth-wise convolution
-        for i, tap in enumerate(self.taps[1:], 1):
-            h.addcmul_(x[i * self.dilation : i * self.dilation + n], tap)
-        return x[self.pad : self.pad + n] + self.down(self.up(norm(h)))
+    def __call__(self, x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        h = self.operations.convolve(x, self.conv, weight, shift)
+        x = x[self.pad : self.pad + len(h)]
+        self.operations.add_(x, self.down(self.up(h)))
+        return x
 
 
 class _Weights:
-    """Weights of a vocoder, prepared for the matrix products."""
+    """Weights of a vocoder, prepared for the matrix products, and its other operations."""
 
     def __init__(self, vocoder: VocoderNetwork):
-        renderer = vocoder.renderer
-        dtype = product_type(renderer.window.device)
-        self.acoustic = [_Block(block, dtype) for block in vocoder.acoustic.blocks]
-        self.renderer = [_Block(block, dtype) for block in renderer.blocks]
+        c, renderer, acoustic = vocoder.config, vocoder.renderer, vocoder.acoustic
+        device = renderer.window.device
+        dtype = product_type(device)
+        self.operations = operations(c, device)
+        self.acoustic, self.renderer = (
+            [_Block(block, self.operations, dtype) for block in network.blocks]
+            for network in (acoustic, renderer)
+        )
         self.head = _affine(renderer.head.weight, renderer.head.bias, dtype)
+        modulations = [cast(nn.Linear, block.modulation) for block in acoustic.blocks]
+        self._modulation = torch.cat([layer.weight for layer in modulations]).detach()
+        self._shift = torch.cat([layer.bias for layer in modulations]).detach()
+        side = (c.n_fft - c.window) // 2  # the window is zero there
+        self.window = renderer.window[side : side + c.window].clone()
+        self.scaled_window = self.window * (c.hop / self.window.square().sum())
+        # places of a hop's samples between the centres of two frames, 0..1
+        self.place = (torch.arange(c.hop, device=device) + (1 - c.hop % 2) / 2) / c.hop
+
+    def norms(self, condition: Tensor) -> Tensor:
+        """Return weight and shift of the acoustic model's norms [blocks, 2, C] for a voice:
+        condition [1, condition_size]."""
+        norms = F.linear(condition, self._modulation, self._shift)[0]
+        norms = norms.view(len(self.acoustic), 2, -1)
+        norms[:, 0] += 1
+        return norms
 
 
 _ready: WeakKeyDictionary[VocoderNetwork, tuple[Hashable, _Weights]] = WeakKeyDictionary()
@@ -108,18 +124,19 @@ class _Convolutions:
     """Chain of blocks that receives its input piece by piece; the output lags by the chain's
     reach, until the last piece."""
 
-    def __init__(self, blocks: Sequence[_Block], like: Tensor, condition: Tensor | None = None):
-        self.blocks = [(block, block.norm_for(condition)) for block in blocks]
+    def __init__(self, blocks: Sequence[_Block], norms: Iterable[Sequence[Tensor]], like: Tensor):
+        """norms: weight and shift [C] of each block's norm."""
+        self.blocks = list(zip(blocks, norms, strict=True))
         self.held = [like.new_zeros(block.pad, block.size) for block in blocks]
 
     def __call__(self, x: Tensor, last: bool) -> Tensor:
         for i, (block, norm) in enumerate(self.blocks):
             padding = block.pad if last else 0
             x = torch.cat((self.held[i], x, x.new_zeros(padding, block.size)))
-            self.held[i] = x[max(0, len(x) - 2 * block.pad) :]
+            self.held[i] = x[max(0, len(x) - 2 * block.pad) :].clone()
             if len(x) <= 2 * block.pad:
                 return x[:0]
-            x = block(x, norm)
+            x = block(x, *norm)
         return x
 
 
@@ -145,15 +162,13 @@ class StreamingVocoder:
         self._speaker = torch.as_tensor(speaker, dtype=torch.float32, device=like.device)[None]
         vocoder.check_speaker(self._speaker, 1)
         weights = _weights(vocoder)
-        self._acoustic = _Convolutions(weights.acoustic, like, acoustic.condition(self._speaker))
-        self._renderer, self._head = _Convolutions(weights.renderer, like), weights.head
-        self._equalizer = vocoder.equalizer(acoustic, self._speaker)
-        side = (c.n_fft - c.window) // 2  # the window is zero there
-        self._window = like[side : side + c.window]
-        # places of a hop's samples between the centres of two frames, 0..1
-        self._place = (torch.arange(c.hop, device=like.device) + (1 - c.hop % 2) / 2) / c.hop
+        norms = weights.norms(acoustic.condition(self._speaker))
+        self._acoustic = _Convolutions(weights.acoustic, norms, like)
+        fixed = [block.norm for block in weights.renderer]
+        self._renderer, self._weights = _Convolutions(weights.renderer, fixed, like), weights
+        self._equalizer = vocoder.equalizer(acoustic, self._speaker) / MEL_SPREAD
         # number of a window's samples before its frame
-        self._before = (c.n_fft - c.hop) // 2 - side
+        self._before = (c.n_fft - c.hop) // 2 - (c.n_fft - c.window) // 2
         self._f0: Tensor | None = None  # F0 of the newest frame
         self._cycles, self._made = 0.0, 0  # phase of the pulses, and number of samples, so far
         self._signals = like.new_zeros(2, self._before)  # pulses and noise for further windows
@@ -175,11 +190,10 @@ class StreamingVocoder:
         if not len(x):
             return np.zeros(0, np.float32)
         out = v.acoustic.output(v.acoustic.norm(x)).view(1, -1, bands + 2)
-        log_mel = out[0, :, :bands] * MEL_SPREAD + MEL_MEAN + self._equalizer
+        level = out[0, :, :bands] + self._equalizer
         pitch = Pitch(absolute_pitch(out[..., -2], self._speaker), (out[..., -1] > 0).float())
         self._excite(pitch.log_f0[0].exp(), last)
-        self._log_mel = torch.cat((self._log_mel, log_mel))
-        level = (log_mel - MEL_MEAN) / MEL_SPREAD
+        self._log_mel = torch.cat((self._log_mel, level * MEL_SPREAD + MEL_MEAN))
         new = self._renderer(
             v.renderer.input(torch.cat((level, pitch_features(pitch)[0]), dim=1)), last
         )
@@ -188,7 +202,7 @@ class StreamingVocoder:
         if not n:
             return np.zeros(0, np.float32)
         now, self._rows = self._rows[:n], self._rows[n:]
-        return self._overlap_add(self._spectra(now), last).clamp(-1.0, 1.0).cpu().numpy()
+        return self._render(now, last).clamp_(-1.0, 1.0).cpu().numpy()
 
     def _excite(self, f0: Tensor, last: bool) -> None:
         """Append pulses and noise up to the centre of the newest frame, or to its end with
@@ -200,48 +214,46 @@ class StreamingVocoder:
         after = f0[-1:] if last else f0[:0]
         f0 = torch.cat((before, f0, after))
         self._f0 = f0[-1:]
-        line = torch.lerp(f0[:-1, None], f0[1:, None], self._place).flatten()
-        kept = slice(start, len(line) - half if last else len(line))
-        cycles = (line[kept].double() / c.sample_rate).cumsum(0) + self._cycles
-        harmonics = (0.46 * c.sample_rate / f0).floor().repeat_interleave(c.hop)
-        harmonics = harmonics[half : half + len(line)][kept]
-        if not len(cycles):
+        part = slice(start, (len(f0) - 1) * c.hop - (half if last else 0))
+        n, padding = part.stop - part.start, c.window if last else 0
+        if n <= 0:
             return
-        self._cycles = float(cycles[-1]) % 1.0
-        at, n = self._made % len(renderer.noise), len(cycles)
-        noise = renderer.noise.repeat(-(-(at + n) // len(renderer.noise)))[at : at + n]
+        weights, held = self._weights, self._signals.shape[1]
+        signals = self._signals.new_empty(2, held + n + padding)
+        signals[:, :held] = self._signals
+        signals[:, held + n :] = 0
+        new = signals[:, held : held + n]
+        self._cycles = weights.operations.pulses(
+            f0, weights.place, part, c.sample_rate, self._cycles, new[0]
+        )
+        at = self._made % len(renderer.noise)
+        times = -(-(at + n) // len(renderer.noise))
+        noise = renderer.noise if times == 1 else renderer.noise.repeat(times)
+        new[1] = noise[at : at + n]
         self._made += n
-        padding = c.window if last else 0
-        new = F.pad(torch.stack((pulse_train(cycles, harmonics), noise)), (0, padding))
-        self._signals = torch.cat((self._signals, new), dim=1)
+        self._signals = signals
 
-    def _spectra(self, x: Tensor) -> Tensor:
-        """Return the spectra [n, bins] of the next frames from the renderer's rows [n, C]; see
-        `Renderer.forward`."""
-        c, renderer, n = self.vocoder.config, self.vocoder.renderer, len(x)
-        envelope = self._log_mel[:n] @ renderer.interpolation
-        pulse_gain, phase, noise_gain = self._head(renderer.norm(x)).float().chunk(3, dim=1)
+    def _render(self, x: Tensor, last: bool) -> Tensor:
+        """Return the samples to which no later frame adds, from the renderer's rows [n, C] of the
+        next frames; see `Renderer.forward` and `same_istft`."""
+        c, weights, n = self.vocoder.config, self._weights, len(x)
+        envelope = self._log_mel[:n] @ self.vocoder.renderer.interpolation
+        head = weights.head(self.vocoder.renderer.norm(x))
+        signals = self._signals.unfold(1, c.window, c.hop)[:, :n]
+        self._signals, self._log_mel = self._signals[:, n * c.hop :], self._log_mel[n:]
+        wave = torch.cat((self._overlap, self._overlap.new_zeros(n, c.hop)))
         # The offset of a window within the transform does not matter: the inverse transform
         # restores it.
-        missing = (0, c.n_fft - c.window)
-        windows = F.pad(self._signals, missing).unfold(1, c.n_fft, c.hop)[:, :n]
-        pulses, noise = torch.fft.rfft(windows * F.pad(self._window, missing))
-        self._signals, self._log_mel = self._signals[:, n * c.hop :], self._log_mel[n:]
-        gain = (envelope + pulse_gain).clamp_(-20.0, 3.0).exp_()
-        # torch.polar takes three times as long
-        pulses *= torch.complex(gain * phase.cos(), gain * phase.sin())
-        torch.view_as_real(noise).mul_((envelope + noise_gain).clamp_(-20.0, 3.0).exp_()[..., None])
-        return pulses.add_(noise)
-
-    def _overlap_add(self, spectra: Tensor, last: bool) -> Tensor:
-        """Return the samples to which no later frame adds; see `same_istft`."""
-        c, n = self.vocoder.config, len(spectra)
-        scaled = self._window * (c.hop / self._window.square().sum())
-        pieces = (torch.fft.irfft(spectra, c.n_fft)[:, : c.window] * scaled).view(n, -1, c.hop)
-        wave = torch.cat((self._overlap, pieces.new_zeros(n, c.hop)))
-        for i in range(pieces.shape[1]):
-            wave[i : i + n] += pieces[:, i]
-        self._overlap = wave[n:]
+        windows = x.new_zeros(2, min(n, FRAMES), c.n_fft)
+        for start in range(0, n, FRAMES):
+            part = slice(start, min(start + FRAMES, n))
+            new = windows[:, : part.stop - start]
+            torch.mul(signals[:, part], weights.window, out=new[..., : c.window])
+            pulses, noise = torch.fft.rfft(new)
+            spectra = weights.operations.filtered(pulses, noise, envelope[part], head[part])
+            pieces = torch.fft.irfft(spectra, c.n_fft)
+            weights.operations.overlap_add(pieces, weights.scaled_window, wave[start:])
+        self._overlap = wave[n:].clone()
         skip = min(self._skip, n * c.hop)
         self._skip -= skip
         end = n * c.hop + self._before if last else n * c.hop

@@ -1,4 +1,4 @@
-/* The operations of a decoding step on a CPU, in float32: what native.py compiles.
+/* The operations of a decoding step on a CPU, in float32, and those of the vocoder: what native.py compiles.
  *
  * A step of a small model consists of hundreds of operators that take longer to be called than to compute, and matrix
  * libraries are made for many rows. Here a step is a few calls, and a weight that is in a register meets up to MAX_ROWS
@@ -11,3 +11,4 @@
 #include "heads.c"
 #include "chunk_scorer.c"
 #include "distributions.c"
+#include "vocoder.c"

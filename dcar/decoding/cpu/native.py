@@ -39,6 +39,7 @@ SOURCES = tuple(
         "heads.c",
         "chunk_scorer.c",
         "distributions.c",
+        "vocoder.c",
     )
 )
 """Source files; the first one is compiled and includes the others."""
@@ -55,7 +56,8 @@ others."""
 PANEL = 32
 """Number of output columns that are stored together; see linear.c."""
 
-POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+POINTER, LONG = ctypes.c_void_p, ctypes.c_long
+FLOAT, DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 def members(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -74,6 +76,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # what each function returns a
     "run_heads": (ctypes.c_int, [*[POINTER] * 3, *[LONG] * 3]),
     "run_distributions": (LONG, [*[POINTER] * 6, *[LONG] * 4]),
     "run_decision": (ctypes.c_int, [*[POINTER] * 9, *[LONG] * 4, FLOAT]),
+    "run_convolution": (None, [*[POINTER] * 6, *[LONG] * 4, FLOAT, *[LONG] * 2]),
+    "run_addition": (None, [*[POINTER] * 2, *[LONG] * 2]),
+    "run_pulses": (DOUBLE, [*[POINTER] * 3, *[LONG] * 3, *[DOUBLE] * 2]),
+    "run_filter": (None, [*[POINTER] * 4, *[LONG] * 4]),
+    "run_overlap_add": (None, [*[POINTER] * 3, *[LONG] * 4]),
 }
 
 

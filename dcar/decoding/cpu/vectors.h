@@ -67,8 +67,12 @@ static float largest_of(const float *row, long count) {
   return largest;
 }
 
+INLINE vector within(vector x, float low, float high) { /* NaN stays */
+  return choose(x < low, all(low), choose(x > high, all(high), x));
+}
+
 INLINE vector exponential(vector x) { /* to 2e-7 of the value; 0 below -88 */
-  x = choose(x < -88.0f, all(-88), choose(x > 88.0f, all(88), x)); /* NaN stays */
+  x = within(x, -88, 88);
   vector n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded */
   vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;

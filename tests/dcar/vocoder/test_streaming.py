@@ -8,6 +8,7 @@ from tiny_data import random_voice, tiny_vocoder
 
 from dcar.vocoder import streaming
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.operations import Operations
 from dcar.vocoder.streaming import StreamingVocoder, product_type, reach
 
 SHAPES = {
@@ -49,9 +50,12 @@ def reference(model: TokenVocoder, tokens: list[int]) -> np.ndarray:
     return model(torch.tensor([tokens]), torch.tensor([len(tokens)]), voice)[0].clamp(-1, 1).numpy()
 
 
-@pytest.fixture
-def exact(monkeypatch):
+@pytest.fixture(params=["C", "PyTorch"])
+def exact(request, monkeypatch):
+    """Products in float32, and other operations in C or in PyTorch."""
     monkeypatch.setattr(streaming, "product_type", lambda device: torch.float32)
+    if request.param == "PyTorch":
+        monkeypatch.setattr(streaming, "operations", lambda config, device: Operations())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

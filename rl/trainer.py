@@ -38,7 +38,6 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.retrying import Retry, RetryingRecognizer
 from dcar.text.wer import corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
@@ -79,8 +78,6 @@ from rl.transcription import (
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
 STATE = "dcpo.safetensors"
-REWARD_TIMEOUT = 600.0
-"""Seconds after which a batch that the recogniser has not answered counts as failed."""
 
 
 @dataclass
@@ -157,10 +154,7 @@ class DCPOTrainer(ResilientTrainer):
         judges_by_wer = bool(evaluated) and args.metric_for_best_model == "eval_wer"
         if recognizer is None and (asks_recognizer(named) or judges_by_wer):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
-        self.recognizer = RetryingRecognizer(
-            recognizer or UnusedRecognizer(args.recognizer),
-            Retry(attempts=3, timeout=REWARD_TIMEOUT, backoff=0.2),
-        )
+        self.recognizer = recognizer or UnusedRecognizer(args.recognizer)
         self.reward_funcs = [
             BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named
         ]

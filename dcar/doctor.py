@@ -121,15 +121,10 @@ def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
         except (OSError, ValueError) as error:
             found[path] = 0, [f"cannot be read ({error})"]
             continue
-        if isinstance(listed, dict) and (
-            path.name == MANIFEST or isinstance(listed.get("files"), dict)
-        ):
+        if path.name == MANIFEST or "files" in listed:
             complete = {"complete": True} if path.name != MANIFEST else {}
-            files = listed.get("files")
-            found[path] = (
-                len(files) if isinstance(files, dict) else 0,
-                faults(path.parent, {**listed, **complete}),
-            )
+            files = listed.get("files", {})
+            found[path] = len(files), faults(path.parent, {**listed, **complete})
     if not found:
         raise DataError(
             f"{folder}: no list of digests ({', '.join(LISTS)}); give the folder of a run, of a "

@@ -9,8 +9,6 @@ import re
 import tempfile
 from pathlib import Path
 
-from dcar.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 TILDE = re.compile(r"(?:^|(?<=[=:,]))~[\w.-]*(?=[/,]|$)")
@@ -59,16 +57,5 @@ def cache_folder(name: str) -> Path:
 
 def expand(text: str) -> str:
     """Replace every `~` or `~user` with which a path begins by the home folder: at the start,
-    and after `=`, `:` or `,`, as in name=~/policy and hubert:~/model. Raises ConfigError for a
-    user without a home folder."""
-
-    def home(found: re.Match[str]) -> str:
-        folder = os.path.expanduser(found[0])
-        if found[0] == "~" and folder in ("~", str(substitute())):
-            raise ConfigError(
-                f"'{text}': ~ cannot be replaced, because this user has no home folder; write out "
-                "the path, or set HOME"
-            )
-        return folder
-
-    return TILDE.sub(home, text) if "~" in text else text
+    and after `=`, `:` or `,`, as in name=~/policy and hubert:~/model."""
+    return TILDE.sub(lambda found: os.path.expanduser(found[0]), text)

@@ -11,9 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-import types
-import typing
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -87,39 +84,6 @@ def check_trained_for(bound: str, checksum: str, what: str, command: str) -> Non
         )
 
 
-STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Data types in which weights may be stored."""
-LARGEST = 2**24
-"""Upper bound of all sizes in a configuration, so that a damaged number cannot build layers
-without end."""
-
-
-def wrong_types(config_class: type, values: dict[str, Any]) -> list[str]:
-    """Return the values of a configuration that do not have the type declared by its dataclass,
-    as "name: value"."""
-    hints = typing.get_type_hints(config_class)
-    return [
-        f"{name}: {str(value)[:40]!r}"
-        for name, value in values.items()
-        if not _fits(value, hints[name])
-    ]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if origin is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, member) for member in members)
-    if origin in (tuple, list):
-        return isinstance(value, tuple | list) and all(_fits(v, members[0]) for v in value)
-    if origin is float and isinstance(value, float):
-        return math.isfinite(value)
-    if origin in (int, float):  # JSON writes a whole float without a point
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return isinstance(value, origin)
-
-
 def read_config(
     directory: str | Path, remedy: str = "give the directory that save_pretrained wrote"
 ) -> dict[str, Any]:
@@ -158,14 +122,10 @@ def load_config(directory: str | Path, model_type: str, config_class: type) -> A
             raise CheckpointError(f"{path}: {what} settings {sorted(names)}; copy the model again")
     try:
         config = config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
-    except (DCARError, TypeError, ValueError, ArithmeticError) as error:
+    except (DCARError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path}: impossible settings ({error}); copy the model again"
         ) from error
-    if wrong := wrong_types(config_class, raw):
-        raise CheckpointError(
-            f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again"
-        )
     return config
 
 
@@ -254,28 +214,13 @@ class Checkpoint(nn.Module):
             raise CheckpointError(
                 f"{path}: cannot read the weights ({error}); copy or train the model again"
             ) from error
-        try:
-            with torch.device("meta"):
-                model = cls(config)
-        except (RuntimeError, ValueError) as error:  # sizes that no layer can have
-            raise CheckpointError(
-                f"{path.parent / CONFIG}: no model can be built from these settings ({error}); "
-                "copy the model again"
-            ) from error
+        with torch.device("meta"):
+            model = cls(config)
         expected = model.state_dict()
         if differences := misfit(expected, tensors):
             raise CheckpointError(
                 f"{path}: the weights do not fit {CONFIG}: {differences}; the two files belong to "
                 "different models"
-            )
-        if odd := [
-            f"{n} as {t.dtype}"
-            for n, t in tensors.items()
-            if expected[n].is_floating_point() and t.dtype not in STORED
-        ]:
-            raise CheckpointError(
-                f"{path}: tensors that are not floating point ({', '.join(odd[:3])}); copy the "
-                "model again"
             )
         if bad := not_finite(tensors.items()):
             raise CheckpointError(

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, candidate_features
 from heads.checkpoint import Checkpoint, check_trained_for
 
@@ -37,21 +36,6 @@ class ChunkScorerConfig:
     window: int = 2  # tokens that are read together: each one and those before it
     base_checksum: str = ""  # checksum of the decoder; empty = not bound to one
     tokenizer: str = ""  # name of the speech tokenizer
-
-    def __post_init__(self) -> None:
-        sizes = {
-            name: getattr(self, name)
-            for name in (
-                "hidden_size",
-                "num_heads",
-                "vocab_size",
-                "embedding_size",
-                "width",
-                "window",
-            )
-        }
-        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
-            raise CheckpointError(f"chunk scorer with {', '.join(wrong)}: must be at least 1")
 
 
 class ChunkScorer(Checkpoint):

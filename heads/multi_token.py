@@ -27,10 +27,6 @@ class PredictionHeads(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, base_bias: bool):
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(
-                f"num_heads includes the base head and must be at least 1, not {num_heads}"
-            )
         self.num_heads = num_heads
         self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
 
@@ -38,8 +34,6 @@ class PredictionHeads(nn.Module):
         """Return logits [..., k + 1 - first, vocabulary] of heads first..k (default: all) for
         hidden [..., D]; first: 1, or 2 without the base head."""
         k = self.num_heads if k is None else k
-        if not first <= k <= self.num_heads:
-            raise ValueError(f"{k} heads requested of a model that has {self.num_heads}")
         if k == 1:
             return self.base(hidden).unsqueeze(-2)
         rows = hidden.reshape(1, -1, hidden.shape[-1]).expand(k - 1, -1, -1)

@@ -38,9 +38,6 @@ class ChunkPolicyConfig(CheckpointConfig):
     tokenizer: str = ""  # name of the speech tokenizer
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_actions"):
-            if (size := getattr(self, name)) < 1:
-                raise CheckpointError(f"policy: {name} {size} must be at least 1")
         listed = (*self.chunk_range, *self.sizes)
         if wrong := [str(size) for size in listed if not 1 <= size <= self.num_actions]:
             raise CheckpointError(

@@ -641,17 +641,5 @@ class DCPOTrainer(ResilientTrainer):
                 f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another out "
                 "folder, or resume_from_checkpoint=never to start again"
             )
-        try:
-            tensors = load_file(checkpoint / STATE)
-        except OSError as error:
-            raise CheckpointError(
-                f"{checkpoint / STATE}: cannot be read ({error}); resume from another checkpoint"
-            ) from error
-        try:
-            self._copies.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{checkpoint / STATE}: contains a policy of another shape ({error}); choose "
-                "another out folder, or resume_from_checkpoint=never to start again"
-            ) from error
+        self._copies.load_state_dict(load_file(checkpoint / STATE))
         self._buffer.clear()

@@ -237,23 +237,6 @@ def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
     )
 
 
-def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
-    """Return the fingerprint and the errors by utterance in the file of a `GroundTruth`; empty,
-    with a warning, if it is damaged."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        errors = stored["errors"]
-        for counts in errors.values():
-            if counts is not None and not (
-                len(counts) == 4 and all(type(n) is int and n >= 0 for n in counts) and counts[3]
-            ):
-                raise ValueError(f"counts {counts}")
-        return stored["fingerprint"], errors
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        logger.warning("%s: damaged (%s); the recordings are transcribed again", path, error)
-        return "", {}
-
-
 class GroundTruth:
     """WER_gt of the training utterances, computed once per recogniser and vocoder, and stored in
     a file."""
@@ -274,8 +257,10 @@ class GroundTruth:
                 ).encode()
             )
         self.fingerprint = digest.hexdigest()
-        stored, errors = _stored_errors(path) if path.is_file() else ("", {})
-        self.errors: dict[str, list[int] | None] = errors if stored == self.fingerprint else {}
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.errors: dict[str, list[int] | None] = {}
+        if stored.get("fingerprint") == self.fingerprint:
+            self.errors = stored["errors"]
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
         """Return this process's share of the prompts that are not in the file."""

@@ -15,16 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from dcar.config.recipes import recipe_file
 from dcar.config.schema import Setting, Spelled, unspelled
 from dcar.errors import ConfigError
 
-MOST_NODES = 10_000
-"""Maximum number of values in a document with its aliases expanded, as a guard against documents
-that expand without end."""
-MOST_BYTES = 1_000_000
 NULLS = ("null", "Null", "NULL", "~")
 TAG = "tag:yaml.org,2002:"
 CORE = {  # tag -> pattern, and the characters with which it may begin
@@ -99,32 +95,13 @@ for kind, (pattern, first) in CORE.items():
         _Loader.add_constructor(f"{TAG}{kind}", _spelled)
 
 
-def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
-    """Count the values below a node, with aliases expanded. Raises ConfigError for a recursive
-    alias or a repeated key."""
-    if id(node) in above:
-        raise ConfigError(f"line {node.start_mark.line + 1}: alias that contains itself")
-    if id(node) not in sizes:
-        children: list[Node] = []
-        if isinstance(node, SequenceNode):
-            children = node.value
-        elif isinstance(node, MappingNode):
-            children = [part for pair in node.value for part in pair]
-            names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
-            if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
-                raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' is given twice")
-        if len(children) > 2 * MOST_NODES:
-            raise ConfigError(f"more than {MOST_NODES} values: not a recipe")
-        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in children)
-    if sizes[id(node)] > MOST_NODES:
-        raise ConfigError(
-            f"line {node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values"
-        )
-    return sizes[id(node)]
-
-
 def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
+    """Add the lines of the keys below a node to those found. Raises ConfigError for a repeated
+    key."""
     if isinstance(node, MappingNode):
+        names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
+            raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' is given twice")
         for key, value in node.value:
             if isinstance(key, ScalarNode):
                 found.setdefault(prefix + key.value, key.start_mark.line + 1)
@@ -140,12 +117,11 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        _size(node, {}, frozenset())
-        return loader.construct_document(node), _lines(node, "", {})
+        lines = _lines(node, "", {})
+        return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML ({' '.join(str(error).split())})") from error
-    except (ValueError, OverflowError, AttributeError) as error:
-        # values that Python or PyYAML refuses
+    except ValueError as error:  # of a number after an explicit tag
         raise ConfigError(f"not valid YAML ({error})") from error
 
 
@@ -165,17 +141,13 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
     cannot be read or is not a mapping."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        text = raw.decode("utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    if len(raw) > MOST_BYTES:
-        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: not a recipe")
     try:
         loaded, lines = parse_yaml(text)
     except ConfigError as error:

@@ -334,15 +334,12 @@ def check_place(key: str, value: Any, place: str) -> None:
     if not value:
         return
     path = Path(value)
-    try:
-        if path.exists() and path.is_dir() != (place == "folder"):
-            other = "file" if place == "folder" else "folder"
-            raise ConfigError(
-                f"{key}: {_shown(str(value))} is a {other}; choose a {place}, or another path"
-            )
-        above = next((p for p in path.parents if p.exists()), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {_shown(str(value))} cannot be a {place} ({error})") from error
+    if path.exists() and path.is_dir() != (place == "folder"):
+        other = "file" if place == "folder" else "folder"
+        raise ConfigError(
+            f"{key}: {_shown(str(value))} is a {other}; choose a {place}, or another path"
+        )
+    above = next((p for p in path.parents if p.exists()), None)
     if above is not None and not above.is_dir():
         raise ConfigError(
             f"{key}: {_shown(str(value))} is below {above}, which is a file; choose another {place}"

@@ -41,10 +41,6 @@ class PolicyChunk(ChunkRule):
         dial: float = 0.0,
         num_candidates: int = 1,
     ):
-        if mode not in ("greedy", "sample"):
-            raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
-        if not math.isfinite(dial):
-            raise ConfigError(f"dial must be a finite number, not {dial}")
         check_num_candidates(policy, num_candidates)
         self.policy = policy
         self.mode = mode

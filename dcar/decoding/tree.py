@@ -23,16 +23,9 @@ class DraftTree:
     """
 
     def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu"):
-        if not parents:
-            raise ValueError("a draft tree needs at least one node")
         depths: list[int] = []
         ancestors = torch.eye(len(parents), dtype=torch.bool)
         for node, parent in enumerate(parents):
-            if not -1 <= parent < node:
-                raise ValueError(
-                    f"node {node} has parent {parent}: parents must come before children, -1 is "
-                    "the root"
-                )
             depths.append(1 if parent < 0 else depths[parent] + 1)
             if parent >= 0:
                 ancestors[node] |= ancestors[parent]

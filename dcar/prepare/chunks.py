@@ -45,7 +45,6 @@ from dcar.corpus.read import (
     validate_corpus,
 )
 from dcar.errors import AudioError, ConfigError, DataError
-from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
 from dcar.process import own_device, workers
@@ -120,14 +119,7 @@ class WholeCorpus:
         )
         if done() is not None:
             return
-        try:
-            self.problems = [Problem(**p) for p in (read_json(verdict) or {})["problems"]]
-        except (KeyError, TypeError):
-            verdict.unlink(missing_ok=True)
-            raise DataError(
-                f"{verdict}: was damaged and has been removed; run again to validate the corpus "
-                "again"
-            ) from None
+        self.problems = [Problem(**p) for p in json.loads(verdict.read_text())["problems"]]
         if self.problems and not self.config.skip_bad:
             raise DataError(
                 f"{len(self.problems)} problems in the {self.config.corpus} corpus; repair them "

@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,6 @@ from dcar.storage import digest, file_differences, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.tracking import write_json
-from heads.checkpoint import wrong_types
 
 if TYPE_CHECKING:
     import datasets
@@ -367,43 +366,28 @@ def prepared_info(directory: str | Path) -> PreparedInfo:
         )
     version = content.get("format_version")
     check_format(directory / "prepared.json", version, FORMAT_VERSION, DataError, "prepare again")
-    wrong: list[str] = []
-    tokenizer, corpus = (
-        _read_part(content, name, kind, wrong)
-        for name, kind in (("tokenizer", TokenizerInfo), ("corpus", CorpusInfo))
-    )
-    phonemes, counts, files = (content.get(name) for name in ("phonemes", "counts", "files"))
-    if not isinstance(phonemes, dict) or not isinstance(phonemes.get("version"), str):
-        wrong.append("phonemes.version")
-    if not isinstance(counts, dict) or not all(
-        isinstance(c, dict) and isinstance(c.get("utterances"), int) for c in counts.values()
-    ):
-        wrong.append("counts")
-    if not isinstance(files, dict):
-        wrong.append("files")
-    if wrong:
-        raise DataError(
-            f"{directory}: prepared.json is incomplete, it lacks {', '.join(wrong)}; prepare again"
+    try:
+        tokenizer = _read_part(content["tokenizer"], TokenizerInfo)
+        corpus = _read_part(content["corpus"], CorpusInfo)
+        inventory = content["phonemes"]["version"]
+        info = PreparedInfo(
+            tokenizer, inventory, corpus, content["counts"], content["files"], content
         )
-    inventory = content["phonemes"]["version"]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{directory}: prepared.json is incomplete ({error}); prepare again"
+        ) from error
     if inventory != PHONEME_VERSION and not inventory.startswith(TEXT_TOKENIZER):
         raise DataError(
             f"{directory}: has the phoneme inventory {inventory}, but this version uses "
             f"{PHONEME_VERSION}; prepare again"
         )
-    return PreparedInfo(tokenizer, inventory, corpus, content["counts"], content["files"], content)
+    return info
 
 
-def _read_part(content: Mapping[str, Any], name: str, kind: type, wrong: list[str]) -> Any:
-    """Return an entry of prepared.json as the dataclass `kind`. What is missing or of another type
-    is added to `wrong` instead."""
-    entry = content.get(name)
-    known = fields(kind)
-    values = {f.name: entry[f.name] for f in known if isinstance(entry, dict) and f.name in entry}
-    lacking = [f.name for f in known if f.default is MISSING and f.name not in values]
-    lacking += wrong_types(kind, values)
-    wrong += [f"{name}.{part}" for part in lacking]
-    return None if lacking else kind(**values)
+def _read_part(entry: Mapping[str, Any], kind: type) -> Any:
+    """Return an entry of prepared.json as the dataclass `kind`."""
+    return kind(**{f.name: entry[f.name] for f in fields(kind) if f.name in entry})
 
 
 def load_prepared(

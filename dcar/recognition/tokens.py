@@ -137,11 +137,6 @@ class TokenRecognizer(WindowCTC):
     def _utterances(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Iterator[Target]:
-        if len(texts) != len(speech):
-            raise ValueError(
-                f"log_likelihood: {len(speech)} utterances but {len(texts)} texts; give one text "
-                "per utterance"
-            )
         lengths = [len(text) for text in texts]
         if 0 in lengths:
             raise TextError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from dcar.text.addresses import LETTER
+from dcar.text.tables import table
 
 MONTHS = (
     "January February March April May June July August September October November December".split()
@@ -17,138 +18,46 @@ MONTHS = (
 MONTH_SHORT = {m[:3].lower(): m for m in MONTHS} | {"sept": "September"}
 # Read with or without the full stop that follows; "dr" and "st" depend on their neighbours and are
 # handled apart.
-_ABBREVIATIONS = {
-    "mr": "Mister",
-    "mrs": "Missus",
-    "ms": "Ms",
-    "messrs": "Messieurs",
-    "prof": "Professor",
-    "jr": "Junior",
-    "sr": "Senior",
-    "vs": "versus",
-}
-_TITLES = {  # only before a name: "Gen. Lee", never "gen."
-    "gen": "General",
-    "gov": "Governor",
-    "sen": "Senator",
-    "rep": "Representative",
-    "capt": "Captain",
-    "lt": "Lieutenant",
-    "col": "Colonel",
-    "sgt": "Sergeant",
-    "rev": "Reverend",
-    "hon": "Honorable",
-    "pres": "President",
-    "mt": "Mount",
-    "ft": "Fort",
-    "drs": "Doctors",
-    "maj": "Major",
-    "adm": "Admiral",
-    "cpl": "Corporal",
-    "pvt": "Private",
-    "fr": "Father",
-    "det": "Detective",
-    "insp": "Inspector",
-    "supt": "Superintendent",
-}
+_ABBREVIATIONS = table(
+    "mr: Mister, mrs: Missus, ms: Ms, messrs: Messieurs, prof: Professor, jr: Junior, sr: Senior, "
+    "vs: versus"
+)
+_TITLES = table(  # only before a name: "Gen. Lee", never "gen."
+    "gen: General, gov: Governor, sen: Senator, rep: Representative, capt: Captain, "
+    "lt: Lieutenant, col: Colonel, sgt: Sergeant, rev: Reverend, hon: Honorable, pres: President, "
+    "mt: Mount, ft: Fort, drs: Doctors, maj: Major, adm: Admiral, cpl: Corporal, pvt: Private, "
+    "fr: Father, det: Detective, insp: Inspector, supt: Superintendent"
+)
 _CALLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Judge|President|{'|'.join(t.capitalize() for t in _TITLES if t not in ('mt', 'ft'))})"
-_DOTTED_ABBREVIATIONS = {
-    "ave": "Avenue",
-    "blvd": "Boulevard",
-    "rd": "Road",
-    "dept": "Department",
-    "inc": "Incorporated",
-    "ltd": "Limited",
-    "corp": "Corporation",
-    "bros": "Brothers",
-    "assn": "Association",
-    "univ": "University",
-    "approx": "approximately",
-    "etc": "et cetera",
-    "vol": "volume",
-    "pp": "pages",
-    "esq": "Esquire",
-    "govt": "government",
-    "cf": "compare",
-    "viz": "namely",
-    "misc": "miscellaneous",
-    "dist": "district",
-}
+_DOTTED_ABBREVIATIONS = table(
+    "ave: Avenue, blvd: Boulevard, rd: Road, dept: Department, inc: Incorporated, ltd: Limited, "
+    "corp: Corporation, bros: Brothers, assn: Association, univ: University, "
+    "approx: approximately, etc: et cetera, vol: volume, pp: pages, esq: Esquire, "
+    "govt: government, cf: compare, viz: namely, misc: miscellaneous, dist: district"
+)
 # Only where the sentence continues in small letters or with a number: "the max. speed", but "to the
 # max."
-_INSIDE = {
-    "max": "maximum",
-    "min": "minimum",
-    "avg": "average",
-    "orig": "original",
-    "temp": "temperature",
-    "cont": "continued",
-    "intl": "international",
-    "natl": "national",
-    "mgr": "manager",
-    "asst": "assistant",
-    "assoc": "associate",
-    "std": "standard",
-    "esp": "especially",
-    "est": "estimated",
-    "prev": "previous",
-    "tech": "technical",
-}
-_DAYS = {  # everyday words too ("sat.", "sun."): only with a capital and inside a sentence
-    "mon": "Monday",
-    "tue": "Tuesday",
-    "tues": "Tuesday",
-    "wed": "Wednesday",
-    "thu": "Thursday",
-    "thur": "Thursday",
-    "thurs": "Thursday",
-    "fri": "Friday",
-    "sat": "Saturday",
-    "sun": "Sunday",
-}
-_BEFORE_NUMBERS = {  # "p. 12", "Fig. IV"; a capital is kept
-    "p": "page",
-    "pp": "pages",
-    "vol": "volume",
-    "vols": "volumes",
-    "ch": "chapter",
-    "chap": "chapter",
-    "fig": "figure",
-    "figs": "figures",
-    "eq": "equation",
-    "sec": "section",
-    "nos": "numbers",
-    "ext": "extension",
-    "tel": "telephone",
-    "apt": "apartment",
-    "art": "article",
-    "para": "paragraph",
-    "est": "established",
-    "op": "opus",
-    "tab": "table",
-    "app": "appendix",
-    "hwy": "highway",
-    "rte": "route",
-    "chs": "chapters",
-    "ver": "version",
-    "rm": "room",
-    "rms": "rooms",
-    "ste": "suite",
-    "bldg": "building",
-    "fl": "floor",
-    "pg": "page",
-    "pgs": "pages",
-}
-_STREETS = {  # after a name, with or without the full stop: "Pennsylvania Ave NW"
-    "ave": "Avenue",
-    "blvd": "Boulevard",
-    "rd": "Road",
-    "ln": "Lane",
-    "hwy": "Highway",
-    "pkwy": "Parkway",
-    "sq": "Square",
-    "terr": "Terrace",
-}
+_INSIDE = table(
+    "max: maximum, min: minimum, avg: average, orig: original, temp: temperature, "
+    "cont: continued, intl: international, natl: national, mgr: manager, asst: assistant, "
+    "assoc: associate, std: standard, esp: especially, est: estimated, prev: previous, "
+    "tech: technical"
+)
+_DAYS = table(  # everyday words too ("sat.", "sun."): only with a capital and inside a sentence
+    "mon: Monday, tue: Tuesday, tues: Tuesday, wed: Wednesday, thu: Thursday, thur: Thursday, "
+    "thurs: Thursday, fri: Friday, sat: Saturday, sun: Sunday"
+)
+_BEFORE_NUMBERS = table(  # "p. 12", "Fig. IV"; a capital is kept
+    "p: page, pp: pages, vol: volume, vols: volumes, ch: chapter, chap: chapter, fig: figure, "
+    "figs: figures, eq: equation, sec: section, nos: numbers, ext: extension, tel: telephone, "
+    "apt: apartment, art: article, para: paragraph, est: established, op: opus, tab: table, "
+    "app: appendix, hwy: highway, rte: route, chs: chapters, ver: version, rm: room, rms: rooms, "
+    "ste: suite, bldg: building, fl: floor, pg: page, pgs: pages"
+)
+_STREETS = table(  # after a name, with or without the full stop: "Pennsylvania Ave NW"
+    "ave: Avenue, blvd: Boulevard, rd: Road, ln: Lane, hwy: Highway, pkwy: Parkway, sq: Square, "
+    "terr: Terrace"
+)
 # read without a full stop too
 UNDOTTED = frozenset({*_ABBREVIATIONS, *_STREETS, "st", "dr", "incl", "excl"})
 DOTTED = frozenset(

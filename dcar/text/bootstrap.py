@@ -14,8 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from dcar.errors import DataError
-
 RESAMPLES = 4000
 LEVEL = 0.95
 FEWEST_UTTERANCES = 5
@@ -50,23 +48,6 @@ def resampled_rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed:
     return (weights @ errors) / (weights @ words)
 
 
-def checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return both as float64 [U]. Raises DataError for lists of unequal length, without
-    utterances, or with utterances without words."""
-    e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
-    if e.shape != w.shape or e.ndim != 1:
-        raise DataError(
-            f"statistics: errors {e.shape} and reference words {w.shape} must be lists of equal "
-            "length"
-        )
-    if len(e) == 0 or not (w > 0).all():
-        raise DataError(
-            "statistics: there must be at least one utterance, each with at least one reference "
-            "word"
-        )
-    return e, w
-
-
 def corpus_interval(
     errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES
 ) -> Interval:
@@ -74,7 +55,7 @@ def corpus_interval(
 
     errors, words [U]: summed over the seeds of each utterance.
     """
-    e, w = checked(errors, words)
+    e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
     rate = float(e.sum() / w.sum())
     if len(e) < FEWEST_UTTERANCES:
         return Interval(rate, None, None)

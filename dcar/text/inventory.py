@@ -21,32 +21,7 @@ import hashlib
 NORMALIZATION_VERSION = "1"  # of the rules in `dcar.text.spoken`
 PAD, WORD_BOUNDARY = "<pad>", " "
 PHRASE_MARKS = (",", ".", "?", "!")
-_CONSONANTS = (
-    "b",
-    "d",
-    "d͡ʒ",
-    "f",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "s",
-    "t",
-    "t͡ʃ",
-    "v",
-    "w",
-    "z",
-    "ð",
-    "ŋ",
-    "ɡ",
-    "ɹ",
-    "ʃ",
-    "ʒ",
-    "θ",
-)
+_CONSONANTS = "b d d͡ʒ f h j k l m n p s t t͡ʃ v w z ð ŋ ɡ ɹ ʃ ʒ θ".split()
 _VOWELS = ("aɪ", "aʊ", "eɪ", "i", "oʊ", "u", "æ", "ɑ", "ɔ", "ɔɪ", "ə", "ɚ", "ɛ", "ɪ", "ʊ", "ʌ")
 # gruut never stresses the schwa, so there is no "ˈə".
 _STRESSED = tuple("ˈ" + v for v in _VOWELS if v != "ə")

@@ -10,119 +10,43 @@ from __future__ import annotations
 import re
 
 from dcar.text.numbers import cardinal, number, ordinal, whole
+from dcar.text.tables import table
 
 NUM = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
 
-_LENGTHS = {
-    "mm": "millimeter",
-    "cm": "centimeter",
-    "km": "kilometer",
-    "m": "meter",
-    "ft": "foot",
-    "in": "inch",
-    "mi": "mile",
-    "yd": "yard",
-}
-_TIMES = {
-    "ns": "nanosecond",
-    "ms": "millisecond",
-    "sec": "second",
-    "secs": "second",
-    "min": "minute",
-    "mins": "minute",
-    "h": "hour",
-    "hr": "hour",
-    "hrs": "hour",
-    "wk": "week",
-    "wks": "week",
-    "mo": "month",
-    "mos": "month",
-    "yr": "year",
-    "yrs": "year",
-}
+_LENGTHS = table(
+    "mm: millimeter, cm: centimeter, km: kilometer, m: meter, ft: foot, in: inch, mi: mile, "
+    "yd: yard"
+)
+_TIMES = table(
+    "ns: nanosecond, ms: millisecond, sec: second, secs: second, min: minute, mins: minute, "
+    "h: hour, hr: hour, hrs: hour, wk: week, wks: week, mo: month, mos: month, yr: year, "
+    "yrs: year"
+)
 UNITS = {
     **{unit: name for unit, name in _LENGTHS.items() if unit != "in"},  # "in" is a preposition
     **{f"sq {unit}": f"square {name}" for unit, name in _LENGTHS.items()},
     **{f"cu {unit}": f"cubic {name}" for unit, name in _LENGTHS.items()},
     **_TIMES,
-    "mg": "milligram",
-    "g": "gram",
-    "kg": "kilogram",
-    "lb": "pound",
-    "lbs": "pound",
-    "oz": "ounce",
-    "fl oz": "fluid ounce",
-    "ml": "milliliter",
-    "mL": "milliliter",
-    "dL": "deciliter",
-    "uL": "microliter",
-    "l": "liter",
-    "L": "liter",
-    "gal": "gallon",
-    "qt": "quart",
-    "tbsp": "tablespoon",
-    "Tbsp": "tablespoon",
-    "tsp": "teaspoon",
-    "ha": "hectare",
-    "kB": "kilobyte",
-    "KB": "kilobyte",
-    "MB": "megabyte",
-    "GB": "gigabyte",
-    "TB": "terabyte",
-    "kbps": "kilobit per second",
-    "Mbps": "megabit per second",
-    "Gbps": "gigabit per second",
-    "Hz": "hertz",
-    "kHz": "kilohertz",
-    "MHz": "megahertz",
-    "GHz": "gigahertz",
-    "W": "watt",
-    "kW": "kilowatt",
-    "kWh": "kilowatt hour",
-    "MWh": "megawatt hour",
-    "MW": "megawatt",
-    "GW": "gigawatt",
-    "mAh": "milliamp hour",
-    "mA": "milliamp",
-    "V": "volt",
-    "kV": "kilovolt",
-    "ohm": "ohm",
-    "kohm": "kilohm",
-    "Mohm": "megohm",
-    "dB": "decibel",
-    "hp": "horsepower",
-    "psi": "pound per square inch",
-    "kPa": "kilopascal",
-    "hPa": "hectopascal",
-    "mmHg": "millimeter of mercury",
-    "atm": "atmosphere",
-    "kN": "kilonewton",
-    "Nm": "newton meter",
-    "kcal": "kilocalorie",
-    "kJ": "kilojoule",
-    "mol": "mole",
-    "mmol": "millimole",
-    "nm": "nanometer",
-    "um": "micrometer",
-    "ug": "microgram",
-    "mph": "mile per hour",
-    "mpg": "mile per gallon",
-    "km/h": "kilometer per hour",
-    "kph": "kilometer per hour",
-    "m/s": "meter per second",
-    "m/s2": "meter per second squared",
-    "rpm": "revolution per minute",
-    "kbit/s": "kilobit per second",
-    "Mbit/s": "megabit per second",
-    "Gbit/s": "gigabit per second",
-    "bpm": "beat per minute",
-    "fps": "frame per second",
-    "dpi": "dot per inch",
-    "ppm": "part per million",
-    "pts": "point",
-    "°C": "degree Celsius",
-    "°F": "degree Fahrenheit",
-    "°": "degree",
+    **table(
+        "mg: milligram, g: gram, kg: kilogram, lb: pound, lbs: pound, oz: ounce, "
+        "fl oz: fluid ounce, ml: milliliter, mL: milliliter, dL: deciliter, uL: microliter, "
+        "l: liter, L: liter, gal: gallon, qt: quart, tbsp: tablespoon, Tbsp: tablespoon, "
+        "tsp: teaspoon, ha: hectare, kB: kilobyte, KB: kilobyte, MB: megabyte, GB: gigabyte, "
+        "TB: terabyte, kbps: kilobit per second, Mbps: megabit per second, "
+        "Gbps: gigabit per second, Hz: hertz, kHz: kilohertz, MHz: megahertz, GHz: gigahertz, "
+        "W: watt, kW: kilowatt, kWh: kilowatt hour, MWh: megawatt hour, MW: megawatt, "
+        "GW: gigawatt, mAh: milliamp hour, mA: milliamp, V: volt, kV: kilovolt, ohm: ohm, "
+        "kohm: kilohm, Mohm: megohm, dB: decibel, hp: horsepower, psi: pound per square inch, "
+        "kPa: kilopascal, hPa: hectopascal, mmHg: millimeter of mercury, atm: atmosphere, "
+        "kN: kilonewton, Nm: newton meter, kcal: kilocalorie, kJ: kilojoule, mol: mole, "
+        "mmol: millimole, nm: nanometer, um: micrometer, ug: microgram, mph: mile per hour, "
+        "mpg: mile per gallon, km/h: kilometer per hour, kph: kilometer per hour, "
+        "m/s: meter per second, m/s2: meter per second squared, rpm: revolution per minute, "
+        "kbit/s: kilobit per second, Mbit/s: megabit per second, Gbit/s: gigabit per second, "
+        "bpm: beat per minute, fps: frame per second, dpi: dot per inch, ppm: part per million, "
+        "pts: point, °C: degree Celsius, °F: degree Fahrenheit, °: degree"
+    ),
 }
 # A single letter is a unit only in clear contexts: after a space or a decimal ("16 A", "9.58s", not
 # "seat 16A") and before function words. "K" stays a letter: "300 K" may be a temperature, a file
@@ -174,25 +98,9 @@ _PER = {unit: name for unit, name in UNITS.items() if "/" not in unit} | {
     **{
         word: word
         for word in (
-            "second",
-            "minute",
-            "hour",
-            "day",
-            "night",
-            "week",
-            "month",
-            "year",
-            "person",
-            "head",
-            "piece",
-            "unit",
-            "share",
-            "barrel",
-            "gallon",
-            "mile",
-            "kilo",
-            "liter",
-        )
+            "second minute hour day night week month year person head piece unit share barrel "
+            "gallon mile kilo liter"
+        ).split()
     },
 }
 PER = "|".join(re.escape(u) for u in sorted(_PER, key=len, reverse=True))

@@ -10,6 +10,7 @@ import re
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
 from dcar.text.measures import PAIRS, attributive, count_of, per
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, year
+from dcar.text.tables import table
 
 MONTH = (
     "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
@@ -26,15 +27,10 @@ CURRENCIES = {
     "₩": ("won", "won", "", ""),
     "R$": ("real", "reais", "centavo", "centavos"),
 }
-DOLLARS = {
-    "US": "U S",
-    "C": "Canadian",
-    "CA": "Canadian",
-    "A": "Australian",
-    "AU": "Australian",
-    "NZ": "New Zealand",
-    "HK": "Hong Kong",
-}
+DOLLARS = table(
+    "US: U S, C: Canadian, CA: Canadian, A: Australian, AU: Australian, NZ: New Zealand, "
+    "HK: Hong Kong"
+)
 CODES = {
     "USD": ("U S dollar", "U S dollars"),
     "EUR": ("euro", "euros"),
@@ -46,15 +42,9 @@ CODES = {
     "INR": ("Indian rupee", "Indian rupees"),
     "CNY": ("Chinese yuan", "Chinese yuan"),
 }
-_SCALE_WORDS = {
-    "k": "thousand",
-    "m": "million",
-    "mn": "million",
-    "bn": "billion",
-    "b": "billion",
-    "t": "trillion",
-    "tn": "trillion",
-}
+_SCALE_WORDS = table(
+    "k: thousand, m: million, mn: million, bn: billion, b: billion, t: trillion, tn: trillion"
+)
 _NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
 REGNAL = (
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon "

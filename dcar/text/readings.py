@@ -24,6 +24,7 @@ from dcar.text.measures import NUM, UNITS, unit_names
 from dcar.text.numbers import cardinal, digits, number, ordinal, roman
 from dcar.text.phonemes import in_lexicon
 from dcar.text.spoken import INITIALISMS, expand, without_invisible
+from dcar.text.tables import table
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _NUMBER_WORDS = set(
@@ -41,91 +42,30 @@ _IS_HOSTS = (
 ).split()
 _HAD_HOSTS = "i you he she it we they who that there this what where how why".split()
 _CONTRACTIONS = (
-    {
-        "can't": "can not",
-        "cannot": "can not",
-        "won't": "will not",
-        "shan't": "shall not",
-        "ain't": "is not",
-        "let's": "let us",
-        "i'm": "i am",
-        "y'all": "you all",
-        "o'clock": "o clock",
-        "gonna": "going to",
-        "wanna": "want to",
-        "gotta": "got to",
-    }
+    table(
+        "can't: can not, cannot: can not, won't: will not, shan't: shall not, ain't: is not, "
+        "let's: let us, i'm: i am, y'all: you all, o'clock: o clock, gonna: going to, "
+        "wanna: want to, gotta: got to"
+    )
     | {f"{host}'s": f"{host} is" for host in _IS_HOSTS}
     | {f"{host}'d": f"{host} would" for host in _HAD_HOSTS}
 )
 _ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"))
-_SPELLINGS = {
-    "ok": "okay",
-    "okey": "okay",
-    "alright": "all right",
-    "grey": "gray",
-    "greys": "grays",
-    "greyer": "grayer",
-    "mum": "mom",
-    "plough": "plow",
-    "ploughs": "plows",
-    "ploughed": "plowed",
-    "ploughing": "plowing",
-    "tyre": "tire",
-    "tyres": "tires",
-    "cheque": "check",
-    "cheques": "checks",
-    "programme": "program",
-    "programmes": "programs",
-    "cosy": "cozy",
-    "cosier": "cozier",
-    "mould": "mold",
-    "moulds": "molds",
-    "mouldy": "moldy",
-    "moustache": "mustache",
-    "pyjamas": "pajamas",
-    "kerb": "curb",
-    "defence": "defense",
-    "offence": "offense",
-    "licence": "license",
-    "licences": "licenses",
-    "practise": "practice",
-    "practised": "practiced",
-    "practising": "practicing",
-    "sceptical": "skeptical",
-    "sceptic": "skeptic",
-    "ageing": "aging",
-    "jewellery": "jewelry",
-    "woollen": "woolen",
-    "storey": "story",
-    "storeys": "stories",
-    "draught": "draft",
-    "draughty": "drafty",
-    "skilful": "skillful",
-    "fulfil": "fulfill",
-    "enrol": "enroll",
-    "instalment": "installment",
-    "wilful": "willful",
-    "catalogue": "catalog",
-    "dialogue": "dialog",
-    "analogue": "analog",
-    "axe": "ax",
-    "doughnut": "donut",
-    "doughnuts": "donuts",
-    "whisky": "whiskey",
-    "yoghurt": "yogurt",
-    "towards": "toward",
-    "afterwards": "afterward",
-    "learnt": "learned",
-    "burnt": "burned",
-    "spelt": "spelled",
-    "spilt": "spilled",
-    "manoeuvre": "maneuver",
-    "judgement": "judgment",
-    "judgements": "judgments",
-    "gramme": "gram",
-    "grammes": "grams",
-}
+_SPELLINGS = table(
+    "ok: okay, okey: okay, alright: all right, grey: gray, greys: grays, greyer: grayer, "
+    "mum: mom, plough: plow, ploughs: plows, ploughed: plowed, ploughing: plowing, tyre: tire, "
+    "tyres: tires, cheque: check, cheques: checks, programme: program, programmes: programs, "
+    "cosy: cozy, cosier: cozier, mould: mold, moulds: molds, mouldy: moldy, moustache: mustache, "
+    "pyjamas: pajamas, kerb: curb, defence: defense, offence: offense, licence: license, "
+    "licences: licenses, practise: practice, practised: practiced, practising: practicing, "
+    "sceptical: skeptical, sceptic: skeptic, ageing: aging, jewellery: jewelry, woollen: woolen, "
+    "storey: story, storeys: stories, draught: draft, draughty: drafty, skilful: skillful, "
+    "fulfil: fulfill, enrol: enroll, instalment: installment, wilful: willful, "
+    "catalogue: catalog, dialogue: dialog, analogue: analog, axe: ax, doughnut: donut, "
+    "doughnuts: donuts, whisky: whiskey, yoghurt: yogurt, towards: toward, afterwards: afterward, "
+    "learnt: learned, burnt: burned, spelt: spelled, spilt: spilled, manoeuvre: maneuver, "
+    "judgement: judgment, judgements: judgments, gramme: gram, grammes: grams"
+)
 _OUR = re.compile(
     r"\b((?:un|mis|dis)?(?:arb|ard|arm|behavi|cand|clam|col|discol|endeav|fav|ferv|flav|harb|hon|hum|lab|neighb|od|parl|"
     r"ranc|rig|rum|sav|splend|succ|tum|val|vap|vig))our(?=(?:s|ed|ing|ite|ites|able|ably|ful|fully|less|er|ers|ly|y|"

@@ -23,97 +23,32 @@ from dcar.text import quantities as q
 from dcar.text.abbreviations import OPENERS, abbreviations
 from dcar.text.addresses import LETTER, addresses, places
 from dcar.text.numbers import cardinal, digits, number, ordinal, plural, whole, year
+from dcar.text.tables import table
 
-_LETTER_NAMES = {
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "δ": "delta",
-    "ε": "epsilon",
-    "ζ": "zeta",
-    "η": "eta",
-    "θ": "theta",
-    "λ": "lambda",
-    "μ": "mu",
-    "ν": "nu",
-    "ξ": "xi",
-    "π": "pi",
-    "ρ": "rho",
-    "σ": "sigma",
-    "τ": "tau",
-    "φ": "phi",
-    "ς": "sigma",
-    "χ": "chi",
-    "ψ": "psi",
-    "ω": "omega",
-}
+_LETTER_NAMES = table(
+    "α: alpha, β: beta, γ: gamma, δ: delta, ε: epsilon, ζ: zeta, η: eta, θ: theta, λ: lambda, "
+    "μ: mu, ν: nu, ξ: xi, π: pi, ρ: rho, σ: sigma, τ: tau, φ: phi, ς: sigma, χ: chi, ψ: psi, "
+    "ω: omega"
+)
 _LATIN = str.maketrans(
-    {
-        "æ": "ae",
-        "Æ": "Ae",
-        "œ": "oe",
-        "Œ": "Oe",
-        "ø": "o",
-        "Ø": "O",
-        "ß": "ss",
-        "ẞ": "SS",
-        "ł": "l",
-        "Ł": "L",
-        "đ": "d",
-        "Đ": "D",
-        "ð": "th",
-        "Ð": "Th",
-        "þ": "th",
-        "Þ": "Th",
-        "ı": "i",
-    }
+    table(
+        "æ: ae, Æ: Ae, œ: oe, Œ: Oe, ø: o, Ø: O, ß: ss, ẞ: SS, ł: l, Ł: L, đ: d, Đ: D, ð: th, Ð: Th, "
+        "þ: th, Þ: Th, ı: i"
+    )
+)
+_SIGNS = table(
+    "²: squared, ³: cubed, ≥: greater than or equal to, ≤: less than or equal to, §: section, "
+    "×: times, ÷: divided by, ±: plus or minus, ≈: about, ≠: is not equal to, √: square root of, "
+    "∞: infinity, №: number"
 )
 _MARKS = str.maketrans(
-    {
-        "’": "'",
-        "‘": "'",
-        "ʼ": "'",
-        "`": "'",
-        "´": "'",
-        "＇": "'",
-        "“": '"',
-        "”": '"',
-        "„": '"',
-        "«": '"',
-        "»": '"',
-        "‐": "-",
-        "‑": "-",
-        "‒": "-",
-        "−": "-",
-        "–": "–",
-        "—": "—",
-        "―": "—",
-        "…": "...",
-        "²": " squared ",
-        "³": " cubed ",
-        "′": "'",
-        "″": '"',
-        "≥": " greater than or equal to ",
-        "≤": " less than or equal to ",
-        "§": " section ",
-        "×": " times ",
-        "÷": " divided by ",
-        "±": " plus or minus ",
-        "≈": " about ",
-        "≠": " is not equal to ",
-        "√": " square root of ",
-        "∞": " infinity ",
-        "№": " number ",
-        "™": " ",
-        "®": " ",
-        "©": " ",
-        "€": "€",
-        "µ": "μ",
-        "Ω": "Ω",
-        "⁄": "/",
-        "。": ". ",
-        "、": ", ",
-    }
+    dict.fromkeys("’‘ʼ`´＇′", "'")
+    | dict.fromkeys("“”„«»″", '"')
+    | dict.fromkeys("‐‑‒−", "-")
+    | dict.fromkeys("—―", "—")
+    | dict.fromkeys("™®©", " ")
+    | {"–": "–", "€": "€", "…": "...", "⁄": "/", "。": ". ", "、": ", ", "µ": "μ"}
+    | {sign: f" {words} " for sign, words in _SIGNS.items()}
 )
 # terminals' escape sequences: colours, links, single commands
 _ESCAPES = re.compile(

@@ -63,22 +63,11 @@ def input_rate(tokenizer: SpeechTokenizer) -> int:
 
 
 def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
-    """Return `wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, empty
-    or not finite; `where` begins the message."""
+    """Return `wave` as contiguous float32 [samples]. Raises AudioError, which begins with `where`,
+    if it is not mono, empty or not finite."""
     array = np.ascontiguousarray(wave, dtype=np.float32)
-    if array.ndim != 1:
-        raise AudioError(
-            f"{where}: a mono waveform [samples] is required, got shape {array.shape}; average "
-            "the channels"
-        )
-    if array.size == 0:
-        raise AudioError(
-            f"{where}: the waveform is empty; remove the utterance or check how it was cut"
-        )
-    if not np.isfinite(array).all():
-        raise AudioError(
-            f"{where}: the waveform contains NaN or infinite samples; check how it was made"
-        )
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+        raise AudioError(f"{where}: a mono waveform [samples] of finite samples is required")
     return array
 
 

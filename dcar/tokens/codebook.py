@@ -36,13 +36,6 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             "make the tokenizer again with `dcar fit-tokenizer`",
         )
         tensors = load_file(folder / "tokenizer.safetensors")
-        for key in ("type", "name", "checksum", "encoder_sha256"):
-            if not isinstance(card[key], str):
-                raise ValueError(f"{key} must be a text, not {card[key]!r}")
-        if not isinstance(card.get("provenance", {}), dict | None):
-            raise ValueError(f"provenance must be an object, not {card['provenance']!r}")
-        if odd := [name for name, array in tensors.items() if array.dtype.kind != "f"]:
-            raise ValueError(f"{', '.join(odd)} must be floating-point tensors")
         required = {"centroids", "mean", "scale"}
         if not required <= tensors.keys() <= required | {"projection"}:
             raise ValueError(
@@ -50,14 +43,7 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 f"{sorted(tensors)}"
             )
         return card, tensors
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
             "make one with `dcar fit-tokenizer` or give the folder that it wrote"

@@ -12,13 +12,13 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.process import one_ahead
+from dcar.storage import write_text, writing
 from dcar.tokens.base import full_float32
 from dcar.tokens.codebook import FORMAT_VERSION
 
@@ -84,37 +84,13 @@ class KMeansTokenizer:
     ) -> None:
         """Store the encoder and the fitted arrays: `mean` and `scale` [D] of the encoder's
         states; `centroids` [V, D] in the standardised space, or [V, P] after a `projection` [D,
-        P]. Raises CheckpointError for arrays of wrong shape or with values that are not finite."""
-        state_size = width = encoder.state_size
+        P]."""
         self.projection: np.ndarray | None = None
         if projection is not None:
             self.projection = np.ascontiguousarray(projection, dtype=np.float32)
-            if self.projection.ndim != 2 or len(self.projection) != state_size:
-                raise CheckpointError(
-                    f"tokenizer projection has shape {self.projection.shape}, expected "
-                    f"[{state_size}, …]; run `dcar fit-tokenizer`"
-                )
-            width = self.projection.shape[1]
         self.centroids, self.mean, self.scale = (
             np.ascontiguousarray(fitted, dtype=np.float32) for fitted in (centroids, mean, scale)
         )
-        if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
-            raise CheckpointError(
-                f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
-                f"{encoder.kind} encoder have {width} dimensions; use the encoder that they were "
-                "fitted on, or run `dcar fit-tokenizer`"
-            )
-        if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
-            raise CheckpointError(
-                f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}, "
-                f"expected [{state_size}]; run `dcar fit-tokenizer`"
-            )
-        finite = all(np.isfinite(array).all() for array in self.tensors.values())
-        if not finite or not (self.scale > 0).all():
-            raise CheckpointError(
-                f"tokenizer {', '.join(self.tensors)}: the values must be finite and scale "
-                "positive; run `dcar fit-tokenizer`"
-            )
         self.encoder, self.rate_hz = encoder, encoder.rate_hz
         self.max_seconds = encoder.max_seconds
         self.name = name or f"{encoder.name}-kmeans"
@@ -195,10 +171,7 @@ class KMeansTokenizer:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest,
-        checksum).
-
-        Raises CheckpointError if they cannot be written.
-        """
+        checksum)."""
         folder = Path(folder)
         card = {
             "format_version": FORMAT_VERSION,
@@ -213,16 +186,10 @@ class KMeansTokenizer:
             "checksum": self.checksum,
             "provenance": self.provenance,
         }
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             save_file(self.tensors, folder / "tokenizer.safetensors")
-            (folder / "tokenizer.json").write_text(
-                json.dumps(card, indent=2) + "\n", encoding="utf-8"
-            )
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{folder}: the tokenizer cannot be written ({error}); free some space"
-            ) from error
+            write_text(folder / "tokenizer.json", json.dumps(card, indent=2) + "\n")
 
     @classmethod
     def fit(

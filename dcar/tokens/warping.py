@@ -17,38 +17,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dcar.errors import DataError
-
 Pair = tuple[Sequence[int], Sequence[int]]
 
 
 def code_distances(centroids: np.ndarray) -> np.ndarray:
     """Return the distances of all codes [V, V] float32 of centroids [V, P], scaled to a mean of
-    1 over pairs of different codes. Raises DataError for centroids that are all equal or not
-    finite."""
+    1 over pairs of different codes."""
     from scipy.spatial.distance import cdist
 
     table = cdist(centroids, centroids)
-    count = len(table)
-    mean = table.sum() / (count * (count - 1)) if count > 1 else 0.0
-    if not np.isfinite(mean) or mean <= 0:
-        raise DataError(
-            f"codebook of {count} codes: the mean distance of its centroids is {mean}; they are "
-            "damaged or all equal, so fit the tokenizer again"
-        )
+    mean = table.sum() / (len(table) * (len(table) - 1))
     return (table / mean).astype(np.float32)
 
 
 def warped_distances(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray:
-    """Return the distance [P] of every pair of token sequences after dynamic time warping; see
-    the module. Raises DataError for an empty sequence."""
+    """Return the distance [P] of every pair of token sequences, none of them empty, after dynamic
+    time warping; see the module."""
     from librosa.sequence import dtw
 
-    if any(not len(a) or not len(b) for a, b in pairs):
-        raise DataError(
-            "dynamic time warping: an empty sequence of tokens has no distance to another; remove "
-            "the pair"
-        )
     found = np.zeros(len(pairs))
     for p, (a, b) in enumerate(pairs):
         d = distances[np.ix_(a, b)].astype(np.float64)

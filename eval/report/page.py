@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, check_format
 from dcar.process import claimed
@@ -57,21 +55,7 @@ def write_report(
     result = read_comparison(folder)
     log = read_log(Path(training_log)) if training_log else []
     path = Path(out) if out else folder / "report.html"
-    try:
-        text, tables = page(result, folder, log)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        jinja2.TemplateError,
-    ) as error:
-        raise DataError(
-            f"{folder}: no report can be made from compare.json and the files next to it "
-            f"({type(error).__name__}: {error}); run the comparison again, finished records are "
-            "kept"
-        ) from error
+    text, tables = page(result, folder, log)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
     write_tables(tables, path.with_name(f"{path.stem}_tables"))
@@ -105,10 +89,6 @@ def page(
     head, curves = summary(result, folder), curves_section(log)
     sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
     tables = list(tables_of(sections))
-    if len({table.name for table in tables}) < len(tables):
-        raise ValueError(
-            f"two tables have the same title: {sorted(table.name for table in tables)}"
-        )
     shown = {k: v for k, v in result.items() if k not in ABOVE}
     text = (
         templates("eval.report", autoescape=True)

@@ -9,12 +9,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dcar.errors import DataError
 from dcar.text.bootstrap import (
     FEWEST_UTTERANCES,
     LEVEL,
     RESAMPLES,
-    checked,
     interval_ends,
     resampled_rates,
 )
@@ -67,12 +65,10 @@ def paired_contrast(
     utterances for all methods. Points interpolated between methods are such sums, and so is the
     difference of two of them.
     """
-    counts = [checked(e, w) for e, w in zip(errors, words, strict=True)]
-    if len({len(e) for e, _ in counts}) != 1:
-        raise DataError(
-            f"paired test: the methods have {', '.join(str(len(e)) for e, _ in counts)} "
-            "utterances; pair them first"
-        )
+    counts = [
+        (np.asarray(e, np.float64), np.asarray(w, np.float64))
+        for e, w in zip(errors, words, strict=True)
+    ]
     observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, counts, strict=True)))
     if len(counts[0][0]) < FEWEST_UTTERANCES:
         return PairedTest(observed, None, None, None)
@@ -98,6 +94,4 @@ def detectable_difference(standard_error: float) -> float:
 def utterances_needed(utterances: int, detectable: float, wanted: float) -> int:
     """Return the number of utterances (with as many seeds each) that would detect `wanted`: the
     error falls with the square root."""
-    if wanted <= 0:
-        raise DataError(f"the difference to detect must be positive, not {wanted}")
     return int(np.ceil(utterances * (detectable / wanted) ** 2))

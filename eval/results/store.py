@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import numpy as np
 
@@ -181,22 +181,6 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def check_rounds(
-    utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]
-) -> None:
-    """Raise DataError unless every verifying pass has both counts and accepted no more than was
-    drafted."""
-    if len(proposed) != len(accepted) or any(
-        not 0 <= a <= p for p, a in zip(proposed, accepted, strict=False)
-    ):
-        raise DataError(
-            f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted "
-            f"tokens and {len(accepted)} with accepted ones, each accepting at most what was "
-            "drafted; the method counts wrongly: its `proposed` and `accepted` must describe the "
-            "same passes"
-        )
-
-
 def chosen_of(items: Sequence[PromptItem], limit: int) -> list[int]:
     """Return the indices of `limit` utterances (0 = all), sorted by id (`by_digest`)."""
     ids = [item.utterance_id for item in items]
@@ -292,14 +276,6 @@ class Maker:
                 DataError,
                 "choose another `out`, or remove this folder: its utterances will be decoded again",
             )
-            if not is_record(record):
-                logger.warning(
-                    "%s/records: the damaged record of %.60s, %.60s is not used; it is made again",
-                    self.out,
-                    record.get("method"),
-                    record.get("id"),
-                )
-                continue
             index = self._index.get(record["id"])
             if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
                 continue
@@ -384,7 +360,7 @@ class Maker:
                     "seconds": {"decode": decode_seconds, **seconds},
                 }
                 if results is not None:
-                    facts |= _facts(results[row], job.method)
+                    facts |= _facts(results[row])
                 wave, rate = waves[row - start], self.tools.vocoder.sample_rate
                 self._finish(job, job.indices[row], wave, rate, facts)
                 progress(1)
@@ -446,9 +422,8 @@ class Maker:
         self.done[job.method, job.seed, item.utterance_id] = record
 
 
-def _facts(result: DecodeResult, method: str) -> Record:
-    """Return what a record keeps of decoding; DataError for rounds that cannot be."""
-    check_rounds(result.utterance_id, method, result.proposed, result.accepted)
+def _facts(result: DecodeResult) -> Record:
+    """Return what a record keeps of decoding."""
     return {
         "truncated": result.truncated,
         "passes": result.passes,
@@ -458,53 +433,6 @@ def _facts(result: DecodeResult, method: str) -> Record:
         "emitted": result.emitted,
         "sizes": result.sizes,
     }
-
-
-_NUMBER = int | float
-_NEEDED: dict[str, Any] = {
-    "method": str,
-    "settings": dict | None,
-    "id": str,
-    "fingerprint": str,
-    "text": str,
-    "hypothesis": str,
-    "seed": int,
-    "duration": _NUMBER,
-    "reference_duration": _NUMBER,
-    "words": list[int],
-    "characters": list[int],
-    "seconds": dict[str, _NUMBER],
-}
-_OPTIONAL: dict[str, Any] = {
-    "tokens": list[int],
-    "truncated": bool,
-    "passes": int,
-    "draft_passes": int,
-    "proposed": list[int],
-    "accepted": list[int],
-    "emitted": list[int],
-    "sizes": list[int],
-    "scores": dict[str, _NUMBER | None],
-    "speaker_similarity": _NUMBER | None,
-}
-
-
-def is_record(record: Record) -> bool:
-    """Return True if a record has every field that the tables need, each with the right type."""
-    return (
-        all(_fits(record.get(name), kind) for name, kind in _NEEDED.items())
-        and all(_fits(record[name], kind) for name, kind in _OPTIONAL.items() if name in record)
-        and len(record["words"]) == len(record["characters"]) == 4
-    )
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    inner = get_args(kind)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(type(item) is inner[0] for item in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(isinstance(v, inner[1]) for v in value.values())
-    return isinstance(value, kind)
 
 
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:

@@ -48,10 +48,6 @@ class EntropyChunk(ChunkRule):
     after_draw = True
 
     def __init__(self, threshold: float, name: str | None = None):
-        if not threshold >= 0:
-            raise ConfigError(
-                f"entropy: the threshold is in nats and must be at least 0, not {threshold}"
-            )
         self.threshold = threshold
         self.name = name or f"entropy-{threshold:g}"
 

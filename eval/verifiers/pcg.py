@@ -121,14 +121,8 @@ def build_groups(
     memory, against all others; only the distinct groups are kept. float32 embeddings are read in
     place, others are converted as a whole.
 
-    Raises ConfigError for theta outside (-1, 1], or if the groups themselves need more than
-    `memory_bytes`.
+    Raises ConfigError if the groups themselves need more than `memory_bytes`.
     """
-    if not -1 < theta <= 1:
-        raise ConfigError(
-            f"pcg: the similarity threshold theta is a cosine in (-1, 1], not {theta}; the paper "
-            "uses 0.38 to 0.45"
-        )
     codes = len(embedding)
     seen: set[bytes] = set()  # digests of the sets of ids so far
     members: list[Tensor] = []  # of each distinct group, int32, ascending

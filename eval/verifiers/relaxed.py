@@ -24,7 +24,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcar.errors import ConfigError
 from dcar.ties import rank
 from eval.verifiers import sd
 from eval.verifiers.chain import Uniforms
@@ -56,11 +55,6 @@ class TolerantDecoding(sd.SpeculativeDecoding):
 
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)
-        if not 0 <= beta < float("inf"):
-            raise ConfigError(
-                f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
-                "sweeps 0 to 0.4"
-            )
         self.beta, self.eos_strict = beta, eos_strict
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
@@ -105,11 +99,6 @@ class TypicalAcceptance(RelaxedVerifier):
         eos_strict: bool = True,
     ):
         super().__init__(name, drafter, eos_strict)
-        if not 0 < epsilon <= 1 or not 0 < delta < float("inf"):
-            raise ConfigError(
-                f"{name}: typical acceptance needs 0 < epsilon <= 1 and delta > 0, not {epsilon} "
-                f"and {delta}; Medusa uses {EPSILON} and {DELTA}"
-            )
         self.epsilon, self.delta = epsilon, delta
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
@@ -119,14 +108,9 @@ class TypicalAcceptance(RelaxedVerifier):
 class TopKVerify(RelaxedVerifier):
     """Verifier `topk-verify-k`."""
 
-    def __init__(self, name: str, drafter: Drafter, k: float, eos_strict: bool = True):
+    def __init__(self, name: str, drafter: Drafter, k: int, eos_strict: bool = True):
         super().__init__(name, drafter, eos_strict)
-        if k < 1 or k != int(k):
-            raise ConfigError(
-                f"{name}: k is a whole number, at least 1, not {k:g}; write topk-verify-50, as in "
-                "Llasa+"
-            )
-        self.k = int(k)
+        self.k = k
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
         return among_likeliest(q, tokens, self.k)

@@ -85,13 +85,8 @@ def build_tree(accuracy: Tensor, budget: int) -> RankTree:
     """Build the tree of at most `budget` nodes with the largest expected number of accepted drafts.
 
     accuracy: [depths, ranks] as above. Nodes without worth are left out. Of equal nodes, the
-    shorter path and then the smaller ranks come first. Raises ConfigError for a budget below 1, or
-    if no node has any worth.
+    shorter path and then the smaller ranks come first.
     """
-    if budget < 1:
-        raise ConfigError(
-            f"vadusa: a tree of {budget} nodes drafts nothing; choose at least 1 node"
-        )
     table = accuracy.double().tolist()
     heap: list[tuple[float, int, Path]] = []
 
@@ -107,11 +102,6 @@ def build_tree(accuracy: Tensor, budget: int) -> RankTree:
         negative, _, path = heapq.heappop(heap)
         chosen.append(path)
         push_children(path, -negative)
-    if not chosen:
-        raise ConfigError(
-            "vadusa: every rank of the first draft head has accuracy 0, so no candidate is worth "
-            "verifying; train the additional heads, or use a chain"
-        )
     return RankTree(tuple(sorted(chosen, key=lambda path: (len(path), path))))
 
 
@@ -186,11 +176,6 @@ class Vadusa(Method):
     tree: DraftTree
 
     def __init__(self, tau: int, tree: RankTree, name: str | None = None):
-        if tau < 1:
-            raise ConfigError(
-                f"vadusa: tau must be at least 1 (1 is lossless), not {tau}: it is the number of "
-                "samples of the base head that a node is compared with"
-            )
         self.tau, self.ranks, self.name = tau, tree, name or f"vadusa-{tau}"
         self.tree = tree.shape()
         self.draft_length = len(tree.paths)

@@ -210,11 +210,6 @@ def test_a_file_where_a_folder_belongs(tmp_path, name, key):
     for place in ("file", "file/below"):
         with pytest.raises(ConfigError, match=f" {key}: "):
             load_config(schema(name), [*needed, f"{key}={tmp_path / place}"])
-    for impossible in (f"{tmp_path}/{'x' * 300}", f"'{tmp_path}/a\\0b'", f'"{tmp_path}/a\\0b"'):
-        try:
-            load_config(schema(name), [*needed, f"{key}={impossible}"])
-        except ConfigError as error:
-            assert key in str(error)
 
 
 def test_a_folder_where_a_file_belongs(tmp_path):

@@ -16,7 +16,6 @@ import pytest
 import soundfile as sf
 from tiny_corpora import tone, toy_prepare, wav_bytes, write_libritts
 
-from dcar import storage
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared
@@ -167,20 +166,6 @@ def test_a_manifest_that_breaks_off(part: str, message: str, tmp_path):
     assert part != "half" or all(u.id == f"c{i}" for i, u in enumerate(read))
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
-def test_a_line_without_end_is_passed_over(kind: str, folder, monkeypatch):
-    """It is never held in memory as a whole, and the row behind it keeps its number."""
-    monkeypatch.setattr(storage, "LONGEST_LINE", 500)
-    lines = [line(id="a"), line(id="b", note="x" * 1300), line(id="c"), "[" * 501, line(id="d")]
-    manifest = folder / f"m.{kind}"
-    with gzip.open(manifest, "wt") if kind.endswith("gz") else manifest.open("w") as file:
-        file.write("\n".join(lines) + "\n")
-    found = list(storage.text_lines(manifest))
-    assert [n for n, _, _ in found] == [1, 2, 3, 4, 5]
-    assert ["500 bytes" in (why or "") for _, _, why in found] == [False, True, False, True, False]
-    assert [text for _, text, why in found if not why] == [lines[0], lines[2], lines[4]]
-
-
 def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path):
     write_libritts(tmp_path, {"dev-clean": 2})
     [chapter] = {p.parent for p in tmp_path.glob("dev-clean/100/*/*.wav")}
@@ -193,10 +178,7 @@ def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path):
     str(problems[0]).encode()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("starter", "train.parquet"), ("datasets", "data.parquet")]
-)
-def test_a_string_that_is_not_utf8_in_a_table(kind, name, tmp_path, monkeypatch):
+def test_a_string_that_is_not_utf8_in_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     count = 1500  # rows are read in batches
     raw = [b"Hi."] * count
@@ -212,9 +194,9 @@ def test_a_string_that_is_not_utf8_in_a_table(kind, name, tmp_path, monkeypatch)
                 "audio": [{"bytes": wav_bytes(0.5, 200)}] * count,
             }
         ),
-        tmp_path / name,
+        tmp_path / "data.parquet",
     )
-    rows, problems = read_corpus(kind, tmp_path if kind == "starter" else tmp_path / name)
+    rows, problems = read_corpus("datasets", tmp_path / "data.parquet")
     assert len(rows) == count - 1 and [p.source.rpartition(":")[2] for p in problems] == ["1201"]
     assert rows[1200].id == "u1201"
 

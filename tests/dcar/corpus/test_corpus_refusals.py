@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tiny_corpora import write_libritts
 
@@ -15,11 +13,10 @@ from dcar.errors import DataError
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unusable")
-    for name in ("empty", "words", "starter", "wrong", "lj", "lists", "headless"):
+    for name in ("empty", "words", "starter", "lj", "lists", "headless"):
         (folder / name).mkdir()
     (folder / "words" / "a.txt").write_text("x")
     (folder / "starter" / "train.parquet").write_bytes(b"PAR1 no")
-    pq.write_table(pa.table({"id": ["a"], "text": ["b"]}), folder / "wrong" / "train.parquet")
     datasets.Dataset.from_dict({"text": ["x"], "label": [1]}).save_to_disk(str(folder / "hf"))
     (folder / "bad.parquet").write_bytes(b"nothing")
     (folder / "m.jsonl").write_text("\n")
@@ -46,7 +43,6 @@ def folder(tmp_path_factory) -> Path:
         ("libritts", "empty", "LibriTTS"),
         ("starter", "empty", "/empty train.parquet"),
         ("starter", "starter", "starter/train.parquet"),
-        ("starter", "wrong", "audio, duration, speaker"),
         ("datasets", "hf", "Audio label"),
         ("datasets", "bad.parquet", "bad.parquet"),
         ("datasets", "words", "words save_to_disk"),

@@ -99,8 +99,6 @@ def test_what_cannot_be_heard_or_spelled_is_refused():
         model.log_likelihood([noise(0.2)], RATE, ["abc"])
     with pytest.raises(TextError, match="log_likelihood: "):
         model.align([noise(0.2)], RATE, ["…"])
-    with pytest.raises(ValueError, match="1 .*2 "):
-        model.log_likelihood([noise(0.2)], RATE, ["a", "b"])
     assert model.log_likelihood([noise(0.1)], RATE, ["abababab"]) == [-np.inf]  # five states
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dcar.errors import DataError
 from dcar.tokens.warping import code_distances, warped_distances
 
 
@@ -45,8 +44,6 @@ def test_warping_forgives_speed_and_nothing_else(distances):
     # 2 d / (1 + 1)
     assert warped_distances([([1], [2])], distances)[0] == pytest.approx(distances[1, 2])
     assert warped_distances([], distances).shape == (0,)
-    with pytest.raises(DataError, match="empty"):
-        warped_distances([([1], [])], distances)
 
 
 def test_codes_lie_one_apart_on_average(distances):
@@ -56,6 +53,3 @@ def test_codes_lie_one_apart_on_average(distances):
         and (np.diag(distances) == 0).all()
         and (distances == distances.T).all()
     )
-    for broken in (np.ones((4, 2)), np.ones((1, 2)), np.full((3, 2), np.nan)):
-        with pytest.raises(DataError, match="codebook"):
-            code_distances(broken)

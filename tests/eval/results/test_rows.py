@@ -9,7 +9,6 @@ from compare_worker import made_record, made_result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcar.errors import DataError
 from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
 from eval.results.rows import (
@@ -20,7 +19,6 @@ from eval.results.rows import (
     length_bins,
     make_rows,
 )
-from eval.results.store import check_rounds
 from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
@@ -199,13 +197,6 @@ def test_counted_by_hand():
         {"position": 2, "judged": 3, "accepted": 2, "rate": 2 / 3},
         {"position": 3, "judged": 2, "accepted": 1, "rate": 1 / 2},
     ]
-
-
-@pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
-def test_miscounting_methods_are_named(proposed, accepted):
-    with pytest.raises(DataError, match="utt-1: ssd-0.4 .*`proposed`"):
-        check_rounds("utt-1", "ssd-0.4", proposed, accepted)
-    check_rounds("utt-1", "ssd-0.4", [3, 2], [3, 0])
 
 
 # --- errors by length of the utterance ------------------------------------------------------------

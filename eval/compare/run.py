@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
@@ -61,11 +62,11 @@ from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import vocoder_identity
-from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tuned import load_tuned
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.methods.spec import read_methods
+from eval.report.listen import sample_picture
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
@@ -144,11 +145,6 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
     )
     audio_utterances: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
-    reasons_utterances: int = setting(
-        10,
-        "Utterances decoded once more to record why chunks end where they do; 0 = off.",
-        minimum=0,
-    )
     references: bool = setting(True, "Rows for the recordings and their resynthesis.")
     resamples: int = setting(4000, "Number of bootstrap resamples.", minimum=100)
     threads: int = setting(
@@ -282,14 +278,10 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         logger.warning(comparison.training)
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
-        explanations = Explanations(
-            makers[comparison.first], config.reasons_utterances, out, state.process_index
-        )
-        explanations.note(state.process_index, state.num_processes)
-        meeting.wait("decoding, transcribing and recording why chunks end")
+        meeting.wait("decoding and transcribing")
         result: dict[str, Any] = {}
         if state.is_main_process:
-            result = comparison.finish(makers, explanations)
+            result = comparison.finish(makers)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
@@ -386,7 +378,7 @@ class Comparison:
         # disable=None: no bar without a terminal
         with tqdm(
             total=total,
-            desc="1/4 decode, transcribe",
+            desc="1/3 decode, transcribe",
             unit="utt",
             mininterval=1,
             disable=None if state.is_main_process else True,
@@ -399,7 +391,7 @@ class Comparison:
                 earlier += maker.done.values()
         return makers
 
-    def finish(self, makers: dict[Group, Maker], explanations: Explanations) -> dict[str, Any]:
+    def finish(self, makers: dict[Group, Maker]) -> dict[str, Any]:
         """Time the methods, write tables, pictures and the report, and return the content of
         compare.json."""
         config, out = self.config, self.out
@@ -408,7 +400,7 @@ class Comparison:
         sets = list(dict.fromkeys(texts for texts, _ in self.groups))
         timings = self._time(sets)
         with tqdm(
-            total=4 + len(sets), desc="4/4 tables, pictures", unit="part", disable=None
+            total=3 + len(sets), desc="3/3 tables, pictures", unit="part", disable=None
         ) as bar:
             measured = []
             for texts in sets:
@@ -423,8 +415,6 @@ class Comparison:
                 ),
                 "more_texts": more,
             }
-            result |= explanations.result(out)
-            bar.update()
             result["samples"] = self._samples(makers[self.first])
             bar.update()
             samples = [
@@ -451,7 +441,7 @@ class Comparison:
         chosen = {texts: self.groups[texts, self.first[1]] for texts in sets}
         total = sum(min(config.timing_utterances, len(items)) for items in chosen.values())
         with tqdm(
-            total=total, desc="3/4 time at batch 1", unit="utt", disable=None if total else True
+            total=total, desc="2/3 time at batch 1", unit="utt", disable=None if total else True
         ) as bar:
             return {
                 texts: time_methods(
@@ -602,6 +592,12 @@ class Comparison:
                 }
             )
         return samples
+
+
+def spread(size: int, count: int) -> list[int]:
+    """Return `count` evenly spaced indices below `size`, or all of them if there are fewer.
+    Utterances are sorted by id, so this covers the speakers as well."""
+    return np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist()
 
 
 CONFIG = CompareConfig

@@ -57,7 +57,6 @@ class TuneConfig(CompareConfig):
     similarity: str = ""
     timing_utterances: int = 0
     audio_utterances: int = 0
-    reasons_utterances: int = 0
     references: bool = False
     report: bool = False
     methods: list[str | dict[str, Any]] = setting(

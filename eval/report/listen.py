@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dcar.audio import load_audio
 from dcar.storage import replacing
 from dcar.text.readings import closest_readings
 from eval.report.blocks import Bar, Picture, file_uri
-from eval.results.store import RECORDING, RESYNTHESIS, errors_of
+from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, errors_of
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
@@ -227,3 +228,27 @@ def _blocks(panel: Any, chunks: Sequence[ChunkSpan]) -> None:
     panel.vlines([end for _, end, _ in chunks], 0, 1, color="white", lw=0.6)
     panel.set(ylim=(0, 1), yticks=[])
     panel.set_ylabel("tokens\nper pass", fontsize=8, rotation=0, ha="right", va="center")
+
+
+def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:
+    """Save a picture next to the audio of a record and return its path: spectrogram, phonemes
+    and the chunk of each pass. None if the utterance was not decoded in passes, is empty, or its
+    phonemes cannot be aligned."""
+    if tools.aligner is None or not record.get("emitted") or not record["duration"]:
+        return None
+    rate = len(record["tokens"]) / record["duration"]  # tokens per second
+    sounds = [
+        (s.start / rate, s.end / rate, s.phoneme)
+        for s in tools.aligner.align(record["tokens"], text)
+    ]
+    ends = np.cumsum(record["emitted"]).tolist()
+    chunks = [
+        ((end - n) / rate, end / rate, n)
+        for end, n in zip(ends, record["emitted"], strict=True)
+        if n
+    ]
+    path = audio.with_suffix(".png")
+    save_picture(
+        path, spectrum_picture(*load_audio(audio), chunks, sounds, colors="Greys", width=9.0)
+    )
+    return path

@@ -29,7 +29,7 @@ from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes, table_of
 
 # of compare.json: in their own sections
-ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons", "more_texts")
+ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "more_texts")
 FORMAT_VERSION = 5  # of compare.json
 
 

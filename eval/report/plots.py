@@ -1,5 +1,4 @@
-"""Pictures: WER against speed with the Pareto front, features at chunk ends, and the curves of a
-DCPO run.
+"""Pictures: WER against speed with the Pareto front, and the curves of a DCPO run.
 
 One family of methods is one line through its settings. Points on the Pareto front are ringed: no
 other method is as fast with fewer errors.
@@ -9,17 +8,16 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dcar.errors import DataError
-from eval.methods.families import group_families, setting_text, short_name
+from eval.methods.families import group_families, setting_text
 from eval.methods.kinds import Style
 from eval.report.blocks import Picture, Section, data_uri
-from eval.report.listen import ink, shade
 from eval.results.pareto import pareto_front, speed_axis
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS, read_jsonl
@@ -31,7 +29,6 @@ AXIS_LABELS = {
 }
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: SSD, SSD (draft model)
-KEPT, DROPPED = "#2f75b2", "#d9663a"
 CURVES = {
     "reward": ("reward_forced", "reward_sampled"),
     "tokens per pass": ("tokens_per_pass",),
@@ -46,7 +43,6 @@ LABELS = {
     "eval_wer": "greedy",
     "eval_wer_sampled": "sampled",
 }
-REASONS = "compare_reasons.png"
 PLOTS = ("compare_speed.png", "compare.png")
 
 
@@ -183,76 +179,6 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     )
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(path)
-
-
-def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
-    """Draw one line per method: how often it kept how many tokens, and quartiles of
-    log-probability and entropy of the last token kept and the first dropped. The picture of an
-    earlier comparison is removed."""
-    (folder / REASONS).unlink(missing_ok=True)
-    decided = {name: of for name, of in reasons.items() if of["decisions"]}
-    if not decided:
-        return
-    figure, [[shares, likely, sure]] = panels(
-        (9.6, 1.3 + 0.55 * len(decided)), 1, 3, sharey=True, width_ratios=(1.25, 1, 1)
-    )
-    for row, of in enumerate(decided.values()):
-        left = 0.0
-        for entry in of["sizes"]:
-            width = 100 * entry["share"]
-            shares.barh(
-                row,
-                width,
-                left=left,
-                height=0.62,
-                color=shade(entry["size"]),
-                edgecolor="white",
-                lw=0.6,
-            )
-            if width >= 7:
-                shares.text(
-                    left + width / 2,
-                    row,
-                    str(entry["size"]),
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color=ink(entry["size"]),
-                )
-            left += width
-        for panel, feature in ((likely, "drawn"), (sure, "entropy")):
-            for place, side, color in (
-                (row - 0.15, "kept", KEPT),
-                (row + 0.15, "dropped", DROPPED),
-            ):
-                if of[side]:
-                    low, middle, high = of[side][feature]
-                    panel.hlines(place, low, high, color=color, lw=5, alpha=0.4)
-                    panel.plot(middle, place, "o", color=color, ms=5)
-    shares.set(
-        xlim=(0, 100),
-        yticks=range(len(decided)),
-        yticklabels=list(map(short_name, decided)),
-        ylim=(len(decided) - 0.45, -0.55),
-    )
-    shares.set_xlabel("share of chunks by number of tokens, %")
-    likely.set_xlabel("log-probability of the token, nats\nlikelier →")
-    sure.set_xlabel("entropy of its head, nats\n← more certain")
-    likely.plot([], [], "o", color=KEPT, label="last kept")
-    likely.plot([], [], "o", color=DROPPED, label="first dropped")
-    figure.legend(
-        *likely.get_legend_handles_labels(),
-        frameon=False,
-        fontsize=8.5,
-        loc="outside upper right",
-        ncols=2,
-    )
-    for panel in (shares, likely, sure):
-        panel.spines["left"].set_visible(False)
-        panel.tick_params(axis="y", length=0)
-        panel.xaxis.label.set_fontsize(8.5)
-        panel.grid(visible=False, axis="y")
-    figure.savefig(folder / REASONS)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -1,14 +1,13 @@
-"""Folded sections of the report: equal speed, length, acceptance, variety, chunk ends."""
+"""Folded sections of the report: equal speed, length, acceptance, variety."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.methods.families import group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.plots import REASONS
 from eval.report.table import (
     Column,
     filled_columns,
@@ -34,19 +33,6 @@ MATRIX_NOTE = (
     "makes fewer errors; red: it makes more; bold: p < 0.05 (expected by chance for one pair in "
     "twenty). ·: no shared speed. Intervals are in the sentences above and in the tooltips."
 )
-KEPT_CAPTION = (
-    "One line per method. Left: distribution of chunk sizes. Right: the last token kept (blue) and "
-    "the first one dropped (orange); dots are medians, bars span the middle half. If blue is to "
-    "the right of orange, chunks end on a likely token, before an unlikely one, so the next pass "
-    "continues from a reliable token. A fixed size cannot choose, so its two colours nearly "
-    "coincide."
-)
-KEPT_NOTE = (
-    "Means over the decisions whose chunk was kept whole ({decisions}), in nats. log p: "
-    "log-probability of the drawn token by its head, before temperature and top-k; values below "
-    "-8 count as -8. The first dropped token is the one that the next head drew; there is none if "
-    "all heads were kept."
-)
 
 
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
@@ -69,7 +55,6 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
             "of the texts of a category",
         ),
         chunk_section(rows, folder),
-        reasons_section(result, folder),
         rows_section("Passes and acceptance", pass_columns(spoken), verifying),
         rows_section(
             "Variety",
@@ -221,61 +206,3 @@ def _difference(by_sides: dict[tuple[str, str], dict[str, Any]], row: str, colum
         if mean["p"] is not None and mean["p"] < 0.05:
             look += " sure"
     return Cell(text, look, hint)
-
-
-def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
-    """Return the section on chunk ends; nothing for comparisons without these data."""
-    decided = {name: of for name, of in result["reasons"].items() if of["decisions"]}
-    if not decided:
-        return None
-    rows = [
-        [
-            name,
-            str(entry["size"]),
-            f"{100 * entry['share']:.1f}",
-            *(
-                f"{side[key]:.2f}" if side else "–"
-                for key in ("drawn", "entropy")
-                for side in (entry["kept"], entry["dropped"])
-            ),
-        ]
-        for name, of in decided.items()
-        for entry in of["sizes"]
-    ]
-    head = [
-        "method",
-        "tokens kept",
-        "% of chunks",
-        "log p last kept",
-        "log p first dropped",
-        "entropy last kept",
-        "entropy first dropped",
-    ]
-    notes = [
-        KEPT_NOTE.format(
-            decisions=", ".join(f"{name} {of['decisions']}" for name, of in decided.items())
-        )
-    ]
-    if agreed := [
-        f"{name} {100 * of['likeliest']:.0f} %"
-        for name, of in decided.items()
-        if of["likeliest"] is not None
-    ]:
-        notes.append(
-            "Chunks that end on the likeliest of the tokens on which the method could end, as "
-            f"end-on-confident always does: {', '.join(agreed)}."
-        )
-    return Section(
-        "Why chunks end where they do",
-        [
-            Picture(
-                "Sizes of chunks, and the last kept and first dropped token",
-                file_uri(folder / REASONS),
-                KEPT_CAPTION,
-            ),
-            Folded(
-                "By size of the chunk",
-                [Table("Last kept and first dropped token", head, rows), *notes],
-            ),
-        ],
-    )

@@ -227,7 +227,7 @@ TINY = {
     "dcpo_2_3_4": POLICY,
     "compare": (
         "limit=2 sampling.max_tokens=20 scorers=[] timing_utterances=1 "
-        "audio_utterances=1 reasons_utterances=1 resamples=100"
+        "audio_utterances=1 resamples=100"
     ).split(),
 }
 NOISE = [f"{name}.max_reward_wer=100" for name in ("profile", "dcpo_2_3", "dcpo_2_3_4")]

@@ -30,7 +30,6 @@ SMALLER = {  # program and its first argument → settings appended to the print
     "dcar compare": [
         "limit=2",
         "timing_utterances=0",
-        "reasons_utterances=1",
         "audio_utterances=1",
         "resamples=100",
     ],

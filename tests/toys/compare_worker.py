@@ -157,7 +157,6 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
         resamples=200,
         timing_utterances=0,
         audio_utterances=2,
-        reasons_utterances=0,
         device="cpu",
         out=str(out),
     )
@@ -228,7 +227,6 @@ def made_result(rows: list[dict], **changes) -> dict:
         "equal_speed": [],
         "by_length": None,
         "by_category": None,
-        "reasons": {},
         "samples": [],
         "recognizer": "j",
         "normalizer": "n",

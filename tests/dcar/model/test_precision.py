@@ -250,7 +250,6 @@ def test_a_comparison_in_bfloat16_says_so_and_speaks_anew(files, tmp_path):
             report=False,
             audio_utterances=0,
             timing_utterances=1,
-            reasons_utterances=2,
         )
         return run(config, tools), judge.calls
 

@@ -166,20 +166,6 @@ def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
     assert toy_prepare(toy_settings(corpus, out)).counts["train"]["utterances"] == 10
 
 
-def test_a_damaged_verdict_is_removed_and_made_again(tmp_path):
-    corpus = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"})
-    settings = toy_settings(corpus, tmp_path / "p")
-    with pytest.raises(DataError, match="1 problems"):
-        toy_prepare(settings)
-    (verdict,) = (tmp_path / ".p.partial").glob("*/validated.json")
-    for written in ("{", "[1]", '{"problems": 3}', '{"problems": [{"ident": 1}]}'):
-        verdict.write_text(written)
-        with pytest.raises(DataError, match="validated.json: "):
-            toy_prepare(settings)
-        with pytest.raises(DataError, match="skip_bad"):
-            toy_prepare(settings)
-
-
 def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
     manifest = write_manifest(tmp_path, 6 * [{}], [tone(1.0)])
     rows = manifest.read_text()

@@ -75,7 +75,6 @@ def test_from_recordings_to_a_table(world, monkeypatch):
         audio_utterances=1,
         resamples=100,
         report="false",
-        reasons_utterances=0,
         out=world / "compare",
         device="cpu",
     )

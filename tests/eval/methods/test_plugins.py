@@ -83,7 +83,6 @@ def test_a_comparison_runs_them(tmp_path):
             audio_utterances=1,
             out=str(tmp_path / "out"),
             device="cpu",
-            reasons_utterances=1,
         ),
         tools,
     )

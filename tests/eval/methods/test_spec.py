@@ -142,7 +142,6 @@ def test_a_comparison_takes_mappings_in_yaml_and_on_the_command_line(tmp_path):
         resamples=100,
         timing_utterances=0,
         audio_utterances=0,
-        reasons_utterances=0,
         report=False,
         device="cpu",
         out=str(tmp_path / "out"),

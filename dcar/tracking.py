@@ -14,17 +14,7 @@ from typing import Any
 from dcar.errors import DataError
 from dcar.storage import write_text
 
-PACKAGES = (
-    "dcar",
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "datasets",
-    "nemo_toolkit",
-    "jiwer",
-    "numpy",
-)
+PACKAGES = "dcar torch transformers trl accelerate datasets nemo_toolkit jiwer numpy".split()
 
 
 def machine() -> str:

@@ -227,14 +227,7 @@ class Teacher:
     def identity(self) -> str:
         """Digest of everything that renderings and their measures depend on, but not the choice
         among them."""
-        named = (
-            "limit",
-            "prompt_tokens",
-            "token_recognizer",
-            "recognizer",
-            "similarity",
-            "vocoder",
-        )
+        named = "limit prompt_tokens token_recognizer recognizer similarity vocoder".split()
         made = [
             entry.identity
             | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}

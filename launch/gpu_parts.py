@@ -1,13 +1,8 @@
-"""Speed of the models around the decoder, and of both trainings, at the papers' sizes.
-
-Times do not depend on the weights, except through the length of transcripts. Whisper writes as many
-tokens as it may, 8 per second, and the transducer one symbol per frame; both are more than speech
-has.
-"""
+"""Speed of methods end to end, of steps as the host sees them, of the vocoder, and of both
+trainings, at the papers' sizes. Times do not depend on the weights."""
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,51 +17,31 @@ import yaml
 
 import dcar.train.car
 import rl.train
-from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.decoding import Engine, PolicyChunk
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import load_prompts, vocoder_for
-from dcar.recognition.base import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.storage import json_lines
-from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.train.car import CARTrainer
 from dcar.vocoder.acoustic import SPEAKER_DIM, VocoderConfig
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.pack import FRAME_RATE, SAMPLE_RATE, VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
-from dcar.voices.encoder import SpeakerEncoder
 from eval.analysis.fit_verifiers import fit
 from eval.methods.registry import load_models, make_methods
 from eval.results.timing import speedup, summarize, synchronize, time_methods
 from eval.speed.measure import Load, Row, interleaved
 from eval.speed.models import made_up_statistics, random_models
-from launch.gpu_models import fastconformer, hubert, hubert_ctc, whisper
 from rl.rollout import forced_sizes
 
 CODES, TOKEN_RATE = 2048, 50
 RECIPES = Path(__file__).parent / "recipes"
-RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {
-    "nemo": ("FastConformer transducer large (NeMo)", fastconformer),
-    "whisper": ("Whisper-large-v3", whisper),
-    "ctc": ("HuBERT-Large with CTC", hubert_ctc),
-}
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
     """Return the seconds that a call takes, after a warm-up."""
     return interleaved({"": call}, 1, device)[""].seconds
-
-
-def audio_row(what: str, device: str, rate: str, call: Callable[[list[np.ndarray]], object]) -> Row:
-    """Measure the seconds of audio that a call processes per second: 64 waveforms of noise at 16
-    kHz, 3 to 9 s long; on a CPU two of 0.6 s."""
-    random, lengths = np.random.default_rng(0), np.linspace(3, 9, 64)
-    sizes = (np.full(2, 0.6) if device == "cpu" else lengths) * ENCODER_SAMPLE_RATE
-    waves = [(0.1 * random.standard_normal(int(size))).astype(np.float32) for size in sizes]
-    speed = sum(map(len, waves)) / ENCODER_SAMPLE_RATE / seconds(lambda: call(waves), device)
-    return Row(f"{what}, seconds of audio per second", {"": speed}, rate=rate)
 
 
 def measure_methods(device: str, out: Path) -> list[Row]:
@@ -156,40 +131,6 @@ def measure_replays(device: str, _out: Path) -> list[Row]:
     return rows
 
 
-def measure_prepare(device: str, _out: Path) -> list[Row]:
-    """Measure tokenisation by HuBERT-Large and k-means, and, if Resemblyzer is installed, the
-    speaker encoder."""
-    encoder = hubert(device, device == "cpu")
-    size = encoder.state_size
-    codes = np.random.default_rng(0).standard_normal((CODES, size)).astype(np.float32)
-    tokenizer = KMeansTokenizer(encoder, codes, np.zeros(size), np.ones(size))
-    encode = partial(tokenizer.encode, sample_rate=ENCODER_SAMPLE_RATE)
-    rows = [audio_row("HuBERT-Large and k-means", device, "tokens", encode)]
-    if importlib.util.find_spec("resemblyzer") is None:
-        return [*rows, Row("speaker encoder", {}, "Resemblyzer is not installed")]
-    speakers = SpeakerEncoder(device)
-
-    def embed(waves: list[np.ndarray]) -> object:
-        return speakers.embed_all(waves, [ENCODER_SAMPLE_RATE] * len(waves))
-
-    rows.append(audio_row("speaker encoder", device, "voices", embed))
-    both = 1 / sum(1 / row.values[""] for row in rows)
-    return [*rows, Row("both, seconds of audio per second", {"": both}, "aim ≥ 500")]
-
-
-def measure_recognisers(device: str, _out: Path) -> list[Row]:
-    """Measure transcription by each recogniser of the papers; NeMo only if it is installed."""
-    rows = []
-    for name, (title, make) in RECOGNISERS.items():
-        if name == "nemo" and importlib.util.find_spec("nemo") is None:
-            rows.append(Row(title, {}, "NeMo is not installed"))
-            continue
-        recogniser = make(device, device == "cpu")
-        transcribe = partial(recogniser.transcribe, sample_rate=ENCODER_SAMPLE_RATE)
-        rows.append(audio_row(title, device, name, transcribe))
-    return rows
-
-
 def made_up_audio(device: str) -> VocoderData:
     """Return training data for the vocoder: rows of noise with random tokens."""
     rows, tokens = 8, 120
@@ -223,13 +164,12 @@ def measure_vocoder(device: str, _out: Path) -> list[Row]:
         spent = seconds(partial(vocoder.synthesize, speech, voices), device)
         what = f"vocoder, batch {batch}, seconds of audio per second"
         speed = batch * tokens / TOKEN_RATE / spent
-        # of several rows of a rate, the last one counts
-        rows.append(Row(what, {"": speed}, rate="vocoder"))
+        rows.append(Row(what, {"": speed}))
     config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not tiny)
     trainer = Trainer(config, made_up_audio(device), torch.device(device))
     steps = 1 if tiny else 20
     speed = steps / seconds(lambda: [trainer.step() for _ in range(steps)], device)
-    rows.append(Row("vocoder, training steps per second", {"": speed}, rate="vocoder_steps"))
+    rows.append(Row("vocoder, training steps per second", {"": speed}))
     return rows
 
 
@@ -255,7 +195,7 @@ def measure_rollouts(device: str, _out: Path) -> list[Row]:
     voiced = seconds(lambda: vocoder.synthesize([r.tokens for r in results], voices), device)
     what, aim = f"rollouts of {load.tokens} tokens, {rows} rows, per second", "aim ≥ 400"
     return [
-        Row(f"{what}: tokens only", {"": rows / decoded}, aim, "rollouts"),
+        Row(f"{what}: tokens only", {"": rows / decoded}, aim),
         Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}),
     ]
 
@@ -305,8 +245,7 @@ def measure_stage_one(device: str, out: Path) -> list[Row]:
             dcar.train.car.main([*common, "resume_from_checkpoint=never", *settings])
         speed = tokens_per_second(recorded)
         rows.append(Row(f"stage one, {name}, speech tokens per second", {"": speed}))
-    best = max(row.values[""] for row in rows)
-    return [*rows, Row("stage one, the fastest", {"": best}, rate="stage_one")]
+    return rows
 
 
 def loudness(audio: Sequence[np.ndarray | None], **_: Any) -> list[float | None]:

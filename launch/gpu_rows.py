@@ -7,9 +7,8 @@
 with random weights, because times do not depend on the weights: parts with settings are
 `dcar analyse what=speed` (`eval.speed`), the others are in `launch.gpu_parts`. The output of a part
 is in <out>/<part>.log, and its figures are in <out>/rows.md as soon as it ends. The same command
-measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`. `hours`
-computes from the measured rates how long this card takes for each stage of the DCAR paper's recipe
-(`launch.gpu_hours`). Nothing is downloaded.
+measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from eval.speed.measure import Row
 from eval.speed.run import SpeedConfig
 from eval.speed.run import run as run_speed
 from launch import gpu_parts
-from launch.gpu_hours import hours
 
 PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
     "methods": gpu_parts.measure_methods,
@@ -45,10 +43,7 @@ PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
     "rounds": "parts=[methods]",
     "stage-one": gpu_parts.measure_stage_one,
     "rollouts": gpu_parts.measure_rollouts,
-    "prepare": gpu_parts.measure_prepare,
-    "recognisers": gpu_parts.measure_recognisers,
     "vocoder": gpu_parts.measure_vocoder,
-    "hours": lambda _device, out: measure_hours(out.parent),
     "peers": "parts=[peers]",
     "stage-two": gpu_parts.measure_stage_two,
     "growth": "parts=[growth]",
@@ -92,12 +87,6 @@ def measure_speed(settings: str, device: str) -> list[Row]:
     return rows
 
 
-def measure_hours(out: Path) -> list[Row]:
-    """Compute the hours of the paper's stages from the rates of all measured parts."""
-    rows = [row for part in PARTS for row in read_rows(out, part)]
-    return hours({row.rate: row.values[""] for row in rows if row.rate})
-
-
 def measure(part: str, config: RowsConfig) -> list[Row]:
     """Measure a part, with its output in <out>/<part>.log. Raises DCARError with the cause if it
     fails."""
@@ -111,7 +100,7 @@ def measure(part: str, config: RowsConfig) -> list[Row]:
                 rows = measure_speed(measured, device)
             else:
                 rows = measured(device, out / part)
-            if device == "cuda" and part != "hours":
+            if device == "cuda":
                 rows.append(Row("peak memory", {"GiB": torch.cuda.max_memory_allocated() / 2**30}))
             return rows
         except (Exception, SystemExit) as error:  # the other parts are measured in any case
@@ -149,7 +138,7 @@ def run(config: RowsConfig) -> int:
     missing = 0
     for part in config.parts:
         path, started = out / f"{part}.json", time.monotonic()
-        if part != "hours" and path.exists():
+        if path.exists():
             if json.loads(path.read_text())["device"] == config.device:
                 print(f"== {part}: measured before", flush=True)
                 continue

@@ -31,13 +31,12 @@ from dcar.process import INTERRUPTED, REQUEUE
 from dcar.storage import digest, digest_of
 from dcar.tracking import write_json
 
-OF_MACHINE = {
-    "device",
-    "torch_compile",
-    "per_device_train_batch_tokens",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-}
+OF_MACHINE = set(
+    (
+        "device torch_compile per_device_train_batch_tokens per_device_train_batch_size "
+        "gradient_accumulation_steps"
+    ).split()
+)
 """Settings that depend on the machine. A finished job stays finished if they change."""
 CONTENT = {".safetensors", ".json", ".yaml", ".arrow", ".parquet"}
 """Kinds of files that count as the content of a folder."""

@@ -23,84 +23,30 @@ from dcar.storage import write_text
 from rl.objective import LOSS_TYPES, SCALES
 
 ACTING = frozenset(
-    {
+    (
         # GRPOConfig
-        "num_generations",
-        "max_completion_length",
-        "temperature",
-        "top_p",
-        "top_k",
-        "beta",
-        "num_iterations",
-        "epsilon",
-        "reward_weights",
-        "scale_rewards",
-        "loss_type",
+        "num_generations max_completion_length temperature top_p top_k beta num_iterations "
+        "epsilon reward_weights scale_rewards loss_type "
         # TrainingArguments: optimiser
-        "optim",
-        "optim_args",
-        "optim_target_modules",
-        "learning_rate",
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "max_grad_norm",
+        "optim optim_args optim_target_modules learning_rate lr_scheduler_type "
+        "lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
+        "max_grad_norm "
         # batches and length of the run
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "gradient_accumulation_steps",
-        "num_train_epochs",
-        "max_steps",
-        "seed",
-        "full_determinism",
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps "
+        "num_train_epochs max_steps seed full_determinism "
         # evaluation, log, checkpoints
-        "output_dir",
-        "eval_strategy",
-        "eval_steps",
-        "eval_delay",
-        "eval_on_start",
-        "logging_strategy",
-        "logging_steps",
-        "logging_first_step",
-        "logging_nan_inf_filter",
-        "log_level",
-        "log_level_replica",
-        "log_on_each_node",
-        "disable_tqdm",
-        "report_to",
-        "run_name",
-        "project",
-        "trackio_space_id",
-        "trackio_bucket_id",
-        "trackio_static_space_id",
-        "skip_memory_metrics",
-        "save_strategy",
-        "save_steps",
-        "save_total_limit",
-        "save_on_each_node",
-        "load_best_model_at_end",
-        "metric_for_best_model",
-        "greater_is_better",
-        "resume_from_checkpoint",
-        "restore_callback_states_from_checkpoint",
+        "output_dir eval_strategy eval_steps eval_delay eval_on_start logging_strategy "
+        "logging_steps logging_first_step logging_nan_inf_filter log_level log_level_replica "
+        "log_on_each_node disable_tqdm report_to run_name project trackio_space_id "
+        "trackio_bucket_id trackio_static_space_id skip_memory_metrics save_strategy "
+        "save_steps save_total_limit save_on_each_node load_best_model_at_end "
+        "metric_for_best_model greater_is_better resume_from_checkpoint "
+        "restore_callback_states_from_checkpoint "
         # devices and processes
-        "use_cpu",
-        "bf16",
-        "fp16",
-        "tf32",
-        "torch_empty_cache_steps",
-        "debug",
-        "ddp_backend",
-        "ddp_broadcast_buffers",
-        "ddp_bucket_cap_mb",
-        "ddp_find_unused_parameters",
-        "ddp_static_graph",
-        "ddp_timeout",
-    }
+        "use_cpu bf16 fp16 tf32 torch_empty_cache_steps debug ddp_backend "
+        "ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph "
+        "ddp_timeout "
+    ).split()
 )
 """Settings of GRPOConfig and TrainingArguments that act in DCPO. All others are refused unless they
 are at their defaults: the trainer loads its own batches, evaluates by decoding, and trains a small

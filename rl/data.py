@@ -19,17 +19,9 @@ from dcar.prompts.load import load_prompts
 from rl.config import DCPOConfig, required
 
 COLUMNS = (
-    "utterance_id",
-    "text_ids",
-    "prompt_ids",
-    "text",
-    "speaker",
-    "speaker_embedding",
-    "reference_tokens",
-    "prompt_utterance_id",
-    "duration",
-    "prompt_text_units",
-)
+    "utterance_id text_ids prompt_ids text speaker speaker_embedding reference_tokens "
+    "prompt_utterance_id duration prompt_text_units"
+).split()
 
 
 def load_dataset(

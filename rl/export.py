@@ -194,15 +194,9 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], program: str = "") 
         metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),
         settings=(
-            "forced_rows",
-            "num_generations",
-            "num_candidates",
-            "optim",
-            "learning_rate",
-            "beta",
-            "alpha",
-            "num_train_epochs",
-        ),
+            "forced_rows num_generations num_candidates optim learning_rate beta alpha "
+            "num_train_epochs"
+        ).split(),
         note=note,
         code="from heads.policy import ChunkPolicy\n\npolicy = "
         'ChunkPolicy.from_pretrained("path/to/this/directory")\n'

@@ -129,7 +129,6 @@ NOT_REQUIRED = {
     "cosyvoice": "a tokenizer and vocoder that a user has",
     "gradio": "the extra demo",
     "hibari": "launch/starter/make_corpus.py, which makes the shipped corpus",
-    "omegaconf": "NeMo brings it",
     "resemblyzer": "launch/requirements-models.txt",
     "s3tokenizer": "a tokenizer that a user has",
     "speechtokenizer": "a tokenizer that a user has",

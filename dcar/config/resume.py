@@ -12,44 +12,21 @@ from dcar.config.schema import settings_of
 from dcar.errors import CheckpointError
 
 TAKE_EFFECT = frozenset(
-    {
-        "max_steps",
-        "num_train_epochs",
-        "max_minutes",
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "weight_decay",
-        "max_grad_norm",
-        "bf16",
-        "per_device_train_batch_size",
-        "per_device_train_batch_tokens",
-        "gradient_accumulation_steps",
-        "renderer_batch_size",
-    }
+    (
+        "max_steps num_train_epochs max_minutes learning_rate lr_scheduler_type "
+        "warmup_steps weight_decay max_grad_norm bf16 per_device_train_batch_size "
+        "per_device_train_batch_tokens gradient_accumulation_steps renderer_batch_size"
+    ).split()
 )
 """Settings that a resumed run uses from its first step on: length, rate and schedule, batch,
 precision."""
 
 NO_EFFECT = frozenset(
-    {
-        "out",
-        "device",
-        "resume_from_checkpoint",
-        "eval_steps",
-        "save_steps",
-        "logging_steps",
-        "report_to",
-        "dataloader_num_workers",
-        "ddp_timeout",
-        "half_weights",
-        "torch_compile",
-        "gradient_checkpointing",
-        "max_failed_rewards",
-        "data",
-        "decoder",
-        "guidance",
-    }
+    (
+        "out device resume_from_checkpoint eval_steps save_steps logging_steps report_to "
+        "dataloader_num_workers ddp_timeout half_weights torch_compile "
+        "gradient_checkpointing max_failed_rewards data decoder guidance"
+    ).split()
 )
 """Settings that do not change what is learned. The contents of data, decoder and guidance are
 compared, not their names. No other setting may change within a run."""

@@ -39,20 +39,9 @@ from dcar.errors import DataError
 logger = logging.getLogger(__name__)
 
 AUDIO_COLUMNS = (
-    "audio",
-    "path",
-    "file",
-    "file_name",
-    "filename",
-    "wav",
-    "audio_file",
-    "audio_path",
-    "audio_filepath",
-    "wav_path",
-    "wav_filename",
-    "file_path",
-    "filepath",
-)
+    "audio path file file_name filename wav audio_file audio_path audio_filepath "
+    "wav_path wav_filename file_path filepath"
+).split()
 
 
 def folder_parts(root: Path) -> list[Part]:
@@ -194,7 +183,7 @@ def _table(file: Path) -> Iterator[Row]:
         )
         header = _names(next(records, (1, [], ""))[1])
 
-        def column(names: tuple[str, ...]) -> int | None:
+        def column(names: Sequence[str]) -> int | None:
             return next((header.index(name) for name in names if name in header), None)
 
         audio, text, speaker = column(AUDIO_COLUMNS), column(TEXT_COLUMNS), column(SPEAKER_COLUMNS)

@@ -26,24 +26,11 @@ from dcar.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-TEXT_COLUMNS = (
-    "text_normalized",
-    "normalized_text",
-    "text",
-    "sentence",
-    "transcription",
-    "transcript",
-    "raw_text",
+TEXT_COLUMNS = tuple(
+    "text_normalized normalized_text text sentence transcription transcript raw_text".split()
 )
-SPEAKER_COLUMNS = (
-    "speaker",
-    "speaker_id",
-    "client_id",
-    "speaker_name",
-    "spk",
-    "spk_id",
-    "reader_id",
-    "speaker_label",
+SPEAKER_COLUMNS = tuple(
+    "speaker speaker_id client_id speaker_name spk spk_id reader_id speaker_label".split()
 )
 ID_COLUMNS = ("id", "utterance_id", "segment_id", "utt_id")
 READ_AT_ONCE = 1000

@@ -23,14 +23,8 @@ from dcar.corpus.rows import (
 from dcar.errors import DataError
 
 SUBSETS = (
-    "train-clean-100",
-    "train-clean-360",
-    "train-other-500",
-    "dev-clean",
-    "dev-other",
-    "test-clean",
-    "test-other",
-)
+    "train-clean-100 train-clean-360 train-other-500 dev-clean dev-other test-clean test-other"
+).split()
 TEXT = ".normalized.txt"
 
 

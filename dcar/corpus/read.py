@@ -24,13 +24,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -87,13 +86,8 @@ WITH_AUDIO_ROOT: dict[str, Callable[[Path, Path | None], list[Part]]] = {
 }
 KINDS = (*READERS, "libritts", *WITH_AUDIO_ROOT, "datasets")
 MIN_PROMPT_SECONDS = 1.0
-LONGEST_NAME = 1000
-"""Maximum number of characters of an id or a speaker."""
-LONGEST_PATH, LONGEST_PART = 4095, 255
-"""Maximum number of bytes of a path, and of one folder or file in it, on Linux."""
 Decoded = tuple[np.ndarray, int]
 """Waveform [samples] and its rate in Hz."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HALF = re.compile(r"[\ud800-\udfff]")  # a lone surrogate, which no file can store
 
 
@@ -192,7 +186,7 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
             if isinstance(row, Problem):
                 yield row
             elif fault := _fault(row):
-                yield Problem(row.id[:LONGEST_NAME], row.source, fault)
+                yield Problem(row.id, row.source, fault)
             else:  # the same name with accents of another form is the same person
                 composed = [accents_of(name)[0] for name in (row.id, row.speaker)]
                 yield replace(row, id=composed[0], speaker=composed[1])
@@ -207,15 +201,7 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
 def _fault(u: Utterance) -> str | None:
     """Return the reason why an utterance is unusable, before its audio and its text are checked."""
     for label in ("id", "speaker", "split", "text", "prompt_text"):
-        value = getattr(u, label) or ""
-        if "text" not in label and len(value) > LONGEST_NAME:
-            return (
-                f"the {label} has {len(value)} characters ({value[:20]}…), the limit is "
-                f"{LONGEST_NAME}; shorten it"
-            )
-        if "text" not in label and (found := _CONTROL.search(value)):
-            return f"the {label} holds the control character U+{ord(found[0]):04X}; remove it"
-        if found := _HALF.search(value):
+        if found := _HALF.search(getattr(u, label) or ""):
             return (
                 f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at "
                 f"character {found.start() + 1}); write it again"
@@ -224,27 +210,12 @@ def _fault(u: Utterance) -> str | None:
     if _HALF.search(u.source):
         return "the path of the corpus is not UTF-8; rename its folder"
     for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
-        if isinstance(path, str) and (fault := _path_fault(path)):
-            return f"{label}: {fault}"
+        if isinstance(path, str) and _HALF.search(path):
+            return f"{label}: the path is not UTF-8; rename the file or folder"
     if u.prompt_audio is not None and u.prompt_audio == audio:
         return "its prompt is its own recording; name another one of the speaker"
     if u.duration is not None and not (math.isfinite(u.duration) and u.duration > 0):
         return f"a duration of {u.duration} s; correct it"
-    return None
-
-
-def _path_fault(path: str) -> str | None:
-    if _HALF.search(path):
-        return "the path is not UTF-8; rename the file or folder"
-    if "\0" in path:
-        return "the path holds a NUL; correct it"
-    size = len(os.fsencode(path))
-    part = max((len(os.fsencode(part)) for part in PurePath(path).parts), default=0)
-    if size > LONGEST_PATH or part > LONGEST_PART:
-        return (
-            f"the path has {size} bytes, its longest part {part} (…{path[-20:]}); a file system "
-            f"takes {LONGEST_PATH} and {LONGEST_PART}"
-        )
     return None
 
 

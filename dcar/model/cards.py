@@ -127,14 +127,9 @@ def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
         tags=tags,
         license="other" if origin else "apache-2.0",
         settings=(
-            "optim",
-            "learning_rate",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "max_steps",
-            "bf16",
-            "seed",
-        ),
+            "optim learning_rate per_device_train_batch_size gradient_accumulation_steps "
+            "max_steps bf16 seed"
+        ).split(),
         code="from dcar.model.load import load_decoder\n\ndecoder = "
         'load_decoder("path/to/this/directory")',
     )

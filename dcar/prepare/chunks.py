@@ -145,21 +145,10 @@ class WholeCorpus:
         DataError for an empty split or a repeated id."""
         config = self.config
         bad = {(p.id, p.source) for p in self.problems}
-        counts = Counter(u.speaker for u in self.chosen.get("train", []))
-        copied = {
-            speaker
-            for speaker, n in counts.items()
-            if not config.copies_below or n < config.copies_below
-        }
         jobs: dict[str, list[Job]] = {}
         for split, rows in self.chosen.items():
             good = [u for u in rows if (u.id, u.source) not in bad]
-            jobs[split] = [
-                Job(u, split, speed)
-                for speed in speeds_of(split, config)
-                for u in good
-                if speed == 1.0 or u.speaker in copied
-            ]
+            jobs[split] = [Job(u, split, speed) for speed in speeds_of(split, config) for u in good]
         twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
         if twice:  # a copy of A at 0.9 has the id A@0.9, which an utterance may have as well
             raise DataError(

@@ -92,12 +92,6 @@ class PrepareConfig(DeviceSettings, WaitSettings):
         minimum=0.5,
         maximum=2,
     )
-    copies_below: int = setting(
-        0,
-        "Number of training utterances below which a speaker is copied; 0 = all speakers are "
-        "copied.",
-        minimum=0,
-    )
     shard_size: int = setting(256, "Number of utterances tokenised between two saves.", minimum=1)
     batch_seconds: float = setting(
         120.0, "Audio in one batch of the tokenizer, in seconds.", above=0
@@ -144,7 +138,6 @@ class PrepareConfig(DeviceSettings, WaitSettings):
                 "limit": "counts rows before they are read",
                 "validate": "reads the whole corpus",
                 "recognizer": "transcribes recordings before rows are checked",
-                "copies_below": "counts a speaker's utterances before any is read",
             }
             faults += [
                 f"{name} {why}: set stream=false or omit {name}"

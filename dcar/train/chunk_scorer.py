@@ -239,14 +239,7 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
         source,
         metrics_of="dev split; loss in nats, accuracy on whole and half chunks, chance 0.5",
         tags=("density-ratio",),
-        settings=(
-            "learning_rate",
-            "per_device_train_batch_size",
-            "positions",
-            "max_steps",
-            "bf16",
-            "seed",
-        ),
+        settings="learning_rate per_device_train_batch_size positions max_steps bf16 seed".split(),
         code="from heads.chunk_scorer import ChunkScorer\n\n"
         'chunk_scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
         "chunk_scorer.check_base(decoder.checksum())",

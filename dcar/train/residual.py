@@ -254,14 +254,9 @@ def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:
         source,
         metrics_of="dev split; loss in nats, given the recorded layers before",
         settings=(
-            "optim",
-            "learning_rate",
-            "per_device_train_batch_size",
-            "per_device_train_batch_tokens",
-            "max_steps",
-            "bf16",
-            "seed",
-        ),
+            "optim learning_rate per_device_train_batch_size per_device_train_batch_tokens "
+            "max_steps bf16 seed"
+        ).split(),
         code="from dcar.vocoder.load import load_vocoder\n\n"
         'vocoder = load_vocoder("residual:path/to/this/directory", prompts=prompts)',
     )

@@ -168,14 +168,9 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
         metrics_of="dev split; loss in nats per phoneme",
         tags=("ctc",),
         settings=(
-            "learning_rate",
-            "per_device_train_batch_size",
-            "max_steps",
-            "input_corruption",
-            "longest_span",
-            "bf16",
-            "seed",
-        ),
+            "learning_rate per_device_train_batch_size max_steps input_corruption "
+            "longest_span bf16 seed"
+        ).split(),
         code="from dcar.recognition.load import load_token_recognizer\n\n"
         'recognizer = load_token_recognizer("path/to/this/directory")\n'
         "print(recognizer.read([[3, 1, 4, 1, 5]]))  # phoneme ids of every utterance",

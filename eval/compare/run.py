@@ -180,6 +180,10 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         return dict(map(name_and_limit, self.texts))
 
 
+SHOWN = "hypothesis words duration emitted sizes truncated speaker_similarity".split()
+"""Fields of a record that the report shows next to its audio."""
+
+
 def load_tools(config: CompareConfig, device: str) -> Tools:
     """Load models, vocoder, recogniser, scorers and the utterances of a comparison; of the
     split, no other rows are read. Raises ConfigError, CheckpointError or DataError if parts do
@@ -564,18 +568,7 @@ class Comparison:
                         "method": name,
                         "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
                         "picture": picture and str(picture.relative_to(maker.out)),
-                        **{
-                            k: record.get(k)
-                            for k in (
-                                "hypothesis",
-                                "words",
-                                "duration",
-                                "emitted",
-                                "sizes",
-                                "truncated",
-                                "speaker_similarity",
-                            )
-                        },
+                        **{k: record.get(k) for k in SHOWN},
                     }
                 )
             prompt_audio = None

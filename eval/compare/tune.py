@@ -101,23 +101,10 @@ class TuneConfig(CompareConfig):
 
 
 POINT = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "wer",
-    "wer_ci",
-    "tokens_per_pass",
-    "variety",
-    "variety_ci",
-    "duration_spread",
-    "longest_run",
-    "longest_run_max",
-    "loop_rate",
-    "truncation_rate",
-    "duration_ratio",
-    "n",
-    "records",
-)
+    "temperature top_k top_p wer wer_ci tokens_per_pass variety variety_ci "
+    "duration_spread longest_run longest_run_max loop_rate truncation_rate "
+    "duration_ratio n records"
+).split()
 
 
 def read_samplings(words: Sequence[str]) -> list[dict[str, Any]]:
@@ -216,16 +203,7 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             },
             "grid": points,
         }
-    kept = (
-        "recognizer",
-        "normalizer",
-        "seeds",
-        "prompt_seeds",
-        "utterances",
-        "corpus",
-        "models",
-        "provenance",
-    )
+    kept = "recognizer normalizer seeds prompt_seeds utterances corpus models provenance".split()
     return {
         "format_version": FORMAT_VERSION,
         "methods": methods,

@@ -16,19 +16,12 @@ from dcar.sources.shipped import resolve, shipped
 from dcar.storage import step_of
 
 FILE = "provenance.json"
-NO_EFFECT = {
-    "data",
-    "out",
-    "seed",
-    "eval_steps",
-    "save_steps",
-    "logging_steps",
-    "dataloader_num_workers",
-    "resume_from_checkpoint",
-    "ddp_timeout",
-    "gradient_checkpointing",
-    "max_steps",
-}
+NO_EFFECT = set(
+    (
+        "data out seed eval_steps save_steps logging_steps dataloader_num_workers "
+        "resume_from_checkpoint ddp_timeout gradient_checkpointing max_steps"
+    ).split()
+)
 """Settings of a run that do not change what is learned, except by chance; and max_steps, which is
 replaced by the steps taken."""
 SHIPPED = (

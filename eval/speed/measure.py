@@ -21,13 +21,11 @@ from heads.build import HeadCosts, head_costs
 @dataclass(frozen=True)
 class Row:
     """Row of the benchmark's table: what was measured, with its unit; the values by label ("" for
-    the only or first one); what to compare them with; and the name under which `launch.gpu_hours`
-    uses the first value, work per second."""
+    the only or first one); and what to compare them with."""
 
     what: str
     values: Mapping[str, float]
     compare: str = ""
-    rate: str = ""
 
     @property
     def measured(self) -> str:

@@ -26,14 +26,9 @@ from heads.checkpoint import tensors_checksum
 FORMAT_VERSION = 1
 TENSORS, INFO = "statistics.safetensors", "statistics.json"
 NAMES = (
-    "rank_accuracy",
-    "bigram_keys",
-    "bigram_counts",
-    "entropy_thresholds",
-    "entropy_lengths",
-    "mel_means",
-    "mel_counts",
-)
+    "rank_accuracy bigram_keys bigram_counts entropy_thresholds entropy_lengths "
+    "mel_means mel_counts"
+).split()
 MEL_BANDS = 80
 
 

@@ -281,14 +281,8 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
         metrics_of=f"dev manifest; loss in nats per character, {data['normalizer']}",
         tags=("ctc",),
         settings=(
-            "learning_rate",
-            "per_device_train_batch_size",
-            "max_steps",
-            "dropout",
-            "longest_span",
-            "bf16",
-            "seed",
-        ),
+            "learning_rate per_device_train_batch_size max_steps dropout longest_span bf16 seed"
+        ).split(),
         code="from dcar.recognition.load import load_recognizer\n\n"
         'recognizer = load_recognizer("encoder:path/to/this/directory")\n'
         "print(recognizer.transcribe([wave], sample_rate))  # wave: float32, mono",

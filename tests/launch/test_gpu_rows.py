@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import fake_gpu
 import pytest
 import torch
-import yaml
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Engine, FixedChunk, Prompt
@@ -15,16 +14,8 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.train.car import CARTrainer
 from eval.speed.measure import Row
-from launch import gpu_hours, gpu_rows
-from launch.gpu_hours import hours
-from launch.gpu_parts import (
-    RECIPES,
-    measure_prepare,
-    measure_recognisers,
-    recorded_steps,
-    replay_ms,
-    tokens_per_second,
-)
+from launch import gpu_rows
+from launch.gpu_parts import recorded_steps, replay_ms, tokens_per_second
 from launch.gpu_rows import RowsConfig, main, read_rows
 
 
@@ -33,8 +24,7 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     on a CPU."""
     out = tmp_path / "rows"
     some = (
-        "methods replays rounds stage-one rollouts prepare vocoder hours peers stage-two growth "
-        "steps-float32"
+        "methods replays rounds stage-one rollouts vocoder peers stage-two growth steps-float32"
     ).split()
     assert main(["device=cpu", f"out={out}", f"parts=[{','.join(some)}]"]) == 0
     rows = [
@@ -62,15 +52,10 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
         "rollouts with rewards, per second",
         "rollouts of 12 tokens, 2 rows, per second: tokens only",
         "vocoder, training steps per second",
-        "HuBERT-Large and k-means, seconds of audio per second",
-        "stage one, CAR; FAR takes no longer, hours",
     ):
         assert name in what, name
     stage_two = {row.what: row.values for row in read_rows(out, "stage-two")}
     assert stage_two["stage two, seconds per step"]["vocoder"] > 0
-    spent = {row.what: row for row in read_rows(out, "hours")}
-    assert spent["prepare, hours"].values[""] > 0
-    assert not spent["profile, hours"].values and "nemo" in spent["profile, hours"].compare
     assert (out / "rows.md").read_text() in capsys.readouterr().out
     stamp = (out / "methods.json").stat().st_mtime_ns
     of_a_gpu = json.loads((out / "growth.json").read_text()) | {"device": "cuda"}
@@ -120,14 +105,14 @@ def test_what_fails_leaves_the_rest(tmp_path, monkeypatch, capsys):
 
     parts = {
         "methods": broken,
-        "prepare": leaves,
+        "rounds": leaves,
         "vocoder": lambda device, out: [Row("this", {"": 3.0})],
     }
     monkeypatch.setattr(gpu_rows, "PARTS", parts)
-    asked = ["device=cpu", f"out={tmp_path}", "parts=[methods,prepare,vocoder]"]
+    asked = ["device=cpu", f"out={tmp_path}", "parts=[methods,rounds,vocoder]"]
     assert main(asked) == 1
     said = capsys.readouterr().out
-    assert "methods: RuntimeError: the device is gone" in said and "prepare: SystemExit: 2" in said
+    assert "methods: RuntimeError: the device is gone" in said and "rounds: SystemExit: 2" in said
     assert "| methods |" in said and "| vocoder | this | 3 |" in said
     log = (tmp_path / "methods.log").read_text()
     assert log.startswith("so far so good") and "Traceback" in log
@@ -145,23 +130,6 @@ def test_settings_are_checked(monkeypatch):
         RowsConfig(device="cpu", parts=["everything"])
 
 
-@pytest.mark.needs("nemo")
-def test_recognisers_of_random_weights_transcribe(tmp_path):
-    """NeMo, Whisper and CTC are built from their configurations alone, and each gives a rate."""
-    rates = {row.rate: row.values[""] for row in measure_recognisers("cpu", tmp_path)}
-    assert set(rates) == {"nemo", "whisper", "ctc"} and all(rate > 0 for rate in rates.values())
-
-
-def test_parts_whose_packages_are_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.gpu_parts.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("launch.gpu_parts.RECOGNISERS", {"nemo": ("NeMo", None)})
-    assert measure_recognisers("cpu", tmp_path) == [Row("NeMo", {}, "NeMo is not installed")]
-    tokens, voices = measure_prepare("cpu", tmp_path)
-    assert tokens.rate == "tokens" and tokens.values[""] > 0 and voices.measured == "not measured"
-    spent = {row.what: row for row in hours({"tokens": tokens.values[""]})}
-    assert spent["prepare, hours"].compare == "voices" and spent["tokenizer, hours"].values
-
-
 def test_training_is_timed_from_batch_to_batch(monkeypatch):
     """Of six steps, the fourth and the fifth: tokens of their batches, and the time until the
     sixth begins."""
@@ -176,54 +144,3 @@ def test_training_is_timed_from_batch_to_batch(monkeypatch):
             now[0] = next(clock)
             CARTrainer.training_step(trainer, None, {"positions": range(tokens)})
     assert steps[-1] == (500, 32) and tokens_per_second(steps) == 24 / 200
-
-
-def test_hours_are_work_over_rates():
-    """Rates of one an hour's work each: every stage takes as many hours as it has such portions."""
-    rates = {
-        "tokens": 585.0,
-        "voices": 1170.0,
-        "stage_one": 65_000.0,
-        "vocoder_steps": 100.0,
-        "rollouts": 10.0,
-        "vocoder": 60.0,
-        "nemo": 120.0,
-        "whisper": 30.0,
-    }
-    spent = {row.what.removesuffix(", hours"): row.values[""] for row in hours(rates)}
-    each = 1 / 10 + 6 / 60 + 6 / 120
-    expected = {
-        "tokenizer": 73 / 585,
-        "prepare": 1 + 0.5,
-        "stage one, CAR; FAR takes no longer": 20 * 585 * 50 / 65_000,
-        "vocoder": 2e3 / 3600,
-        "profile": 3500 * each / 3600,
-        "DCPO, range [2, 3]": 980 * 3 * 8 * each / 3600,
-        "DCPO, range [2, 3, 4]": 980 * 3 * 12 * each / 3600,
-        "comparison, without its timing": 6000 * (1 / 10 + 6 / 60 + 6 / 30) / 3600,
-    }
-    assert spent == pytest.approx({**expected, "all": sum(expected.values())})
-
-
-def test_hours_name_the_rates_that_are_missing():
-    rows = {row.what: row for row in hours({"tokens": 585.0})}
-    assert rows["prepare, hours"].compare == "voices"
-    assert rows["tokenizer, hours"].values[""] == pytest.approx(73 / 585)
-    assert rows["DCPO, range [2, 3], hours"].compare == "rollouts, vocoder, nemo"
-    assert rows["all that is measured, hours"].values == rows["tokenizer, hours"].values
-
-
-def test_hours_are_those_of_the_recipes():
-    def recipe(name):
-        return yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-
-    dcpo, profile = recipe("dcpo_paper"), recipe("profile_paper")
-    assert dcpo["limit"] * dcpo["num_train_epochs"] == gpu_hours.ROLLOUTS
-    assert (dcpo["num_generations"], dcpo["variants"]["2-3-4"]["num_generations"]) == (8, 12)
-    assert (
-        profile["limit"] * recipe("car_paper")["model"]["num_prediction_heads"]
-        == gpu_hours.PROFILED
-    )
-    assert recipe("vocoder_paper")["max_steps"] == gpu_hours.VOCODER_STEPS
-
-    assert recipe("tokenizer_hubert")["sample_hours"] * 3600 == gpu_hours.SAMPLED

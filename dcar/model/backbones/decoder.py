@@ -28,15 +28,9 @@ from dcar.model.batch import SpeechBatch
 from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
 
-UNUSED = {
-    "id2label",
-    "label2id",
-    "problem_type",
-    "transformers_version",
-    "architectures",
-    "dtype",
-    "torch_dtype",
-}
+UNUSED = set(
+    ("id2label label2id problem_type transformers_version architectures dtype torch_dtype").split()
+)
 # models of transformers whose layers decoding computes
 ROTARY = ("llama", "qwen2", "qwen3", "mistral")
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")

@@ -143,8 +143,6 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert full.shape == (2, 3, 5, 11)
     for k in range(1, 6):
         assert torch.allclose(heads.logits(hidden, k), full[..., :k, :], atol=1e-6)
-    with pytest.raises(ValueError, match="6 heads"):
-        heads.logits(hidden, 6)
     own = torch.randn(4, 7, 16)  # states of their own
     for head, logits in enumerate(heads(own), start=2):
         assert torch.allclose(logits, heads.logits(own[head - 2])[:, head - 1], atol=1e-6)
@@ -222,8 +220,6 @@ def edited(removed: str = "", **changes):
         (lambda p: (p / "config.json").write_text("null"), "config.json: .*null"),
         (edited(dropout=5), "config.json: .*\\(dropout"),
         (edited(hidden_size="wide"), "config.json: .*hidden_size"),
-        (edited(speech_position_scale=10**30), "speech_position_scale"),
-        (edited(speech_position_scale=10**400), "speech_position_scale"),
     ],
 )
 def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):

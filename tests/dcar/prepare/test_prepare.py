@@ -262,21 +262,6 @@ def test_speed_copies_are_for_training_only(corpus, tmp_path):
     assert "train_2@0.8" not in by_id
 
 
-def test_copies_only_of_speakers_with_little_speech(tmp_path):
-    manifest = write_manifest(
-        tmp_path, [{"speaker": s, "split": "train"} for s in "aaab"], 4 * [tone(1.0)]
-    )
-    for below, copies in ((0, 4), (3, 1), (1, 0)):
-        out = tmp_path / f"p{below}"
-        toy_prepare(
-            toy_settings(
-                manifest, out, corpus="jsonl", splits=["train"], speeds=[1, 0.9], copies_below=below
-            )
-        )
-        speakers = load_prepared(out, "train")["speaker"]
-        assert len(speakers) == 4 + copies and ("b@0.9" in speakers) == (copies > 0)
-
-
 def test_missing_splits(corpus, tmp_path, caplog):
     with pytest.raises(DataError, match=r"splits other .*dev, test, train"):
         toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("other",)))

@@ -30,11 +30,9 @@ from dcar.prepare.shards import check_tokens
         ({"filter_seconds": (3.0,)}, "filter_seconds"),
         ({"filter_seconds": (20.0, 3.0)}, "filter_seconds"),
         ({"shard_size": 0}, "shard_size"),
-        ({"copies_below": -1}, "copies_below"),
         ({"num_proc": -1}, "num_proc"),
         ({"batch_seconds": 0}, "batch_seconds"),
         # was once ignored: every speaker got copies
-        ({"stream": True, "copies_below": 3, "speeds": (1.0, 0.9)}, "stream=false"),
         ({"stream": True, "limit": 2}, "stream=false"),
         ({"stream": True, "validate": True}, "stream=false"),
         ({"stream": True, "recognizer": "any"}, "stream=false"),

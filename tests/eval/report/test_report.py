@@ -84,8 +84,8 @@ def test_report_is_one_file_that_opens(folder, result, parse):
             Image.open(io.BytesIO(raw)).verify()
     voices = result["samples"][0]["voices"]
     spoken = sum(bool(voice["emitted"] and voice["duration"]) for voice in voices)
-    # the comparison twice, why chunks end, four training curves, the first sentence of each method
-    assert kinds.count(("img", "image/png")) == 2 + 1 + 4 + spoken and spoken
+    # the comparison twice, four training curves, the first sentence of each method
+    assert kinds.count(("img", "image/png")) == 2 + 4 + spoken and spoken
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
     head = (folder / "report.html").read_text().split("<body>")[0]
     assert not re.search(r"url\(|@import|fetch\(|https?:", head)
@@ -118,9 +118,6 @@ def test_every_table_is_csv_too(folder, result):
     rows, errors = result["rows"], tables["errors-and-speed"]
     assert [line[0] for line in errors] == ["method", *(r["method"] for r in rows)]
     assert errors[3][1] == f"{100 * rows[2]['wer']:.2f}"
-    kept = tables["last-kept-and-first-dropped-token"][1:]
-    assert {row[0] for row in kept} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
-    assert sum(float(row[2]) for row in kept if row[0] == "dcar") == pytest.approx(100, abs=0.3)
     assert Table("A table", ["a"], [["<1>"]]).csv == "a\n<1>\n"
 
 

@@ -69,7 +69,7 @@ class ScoreConfig(DeviceSettings):
     )
     scorers: list[str] = setting(
         ["dnsmos"],
-        "Scorers of similarity, quality and prosody, by names that eval.scorers.load lists.",
+        "Scorers of similarity and quality, by names that eval.scorers.load lists.",
     )
     out: str = setting("", "File to write the lines to as well.", place="file")
     batch_size: int = setting(16, "Number of files transcribed at once.", minimum=1)

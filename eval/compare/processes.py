@@ -63,8 +63,7 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
         # librosa compiles and caches kernels at its first import; two processes at once leave a
         # cache that crashes
         with meeting_others(), state.local_main_process_first():
-            for module in ("librosa.core.audio", "librosa.core.pitch"):
-                importlib.import_module(module)
+            importlib.import_module("librosa.core.audio")
     return state, meeting
 
 

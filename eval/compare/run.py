@@ -138,8 +138,7 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
     )
     scorers: list[str] = setting(
         [],
-        "Additional columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
-        "(eval/scorers/load.py).",
+        "Additional columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py).",
     )
     timing_utterances: int = setting(
         10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0

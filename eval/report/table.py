@@ -323,7 +323,6 @@ def notes(header: dict[str, Any]) -> list[str]:
     meanings = {
         "similarity": "cosine to the voice of the prompt",
         "quality": "predicted rating",
-        "prosody": "neither more nor less is better; compare with the recordings",
     }
     scorers = [
         (

@@ -1,1 +1,1 @@
-"""Scorers of audio: speaker similarity, predicted quality, prosody."""
+"""Scorers of audio: speaker similarity, predicted quality."""

@@ -1,5 +1,5 @@
-"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS,
-UTMOS), and prosody (spread of the pitch, pauses).
+"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net) and predicted quality (DNSMOS,
+UTMOS).
 
 | similarity | model |
 | --- | --- |
@@ -12,11 +12,6 @@ UTMOS), and prosody (spread of the pitch, pauses).
 | `dnsmos` | the packaged network of P.835, overall quality |
 | `dnsmos-p808` | the packaged network of P.808 |
 | `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
-
-| prosody | value |
-| --- | --- |
-| `pitch-spread` | standard deviation of the pitch, semitones |
-| `pauses` | share of the time that is silent |
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
 Scores of different scorers are not comparable; the name of the scorer is part of every table, and
@@ -48,8 +43,6 @@ from eval.methods.plugins import module_digest
 from eval.scorers.metrics import (
     ListeningQuality,
     NoiseQuality,
-    Pauses,
-    PitchSpread,
     SpeakerSimilarity,
     onnx_session,
 )
@@ -57,19 +50,16 @@ from eval.scorers.metrics import (
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
-PACKAGED: dict[str, tuple[str, Callable[[], Quality]]] = {
-    "dnsmos": ("quality", NoiseQuality),
-    "dnsmos-p808": ("quality", ListeningQuality),
-    "pitch-spread": ("prosody", PitchSpread),
-    "pauses": ("prosody", Pauses),
+PACKAGED: dict[str, Callable[[], Quality]] = {
+    "dnsmos": NoiseQuality,
+    "dnsmos-p808": ListeningQuality,
 }
-"""Kind and class of the scorers that need no file."""
+"""Classes of the scorers that need no file."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or
-    prosody."""
+    """Column of a comparison; `kind` is similarity (a cosine) or quality (a predicted rating)."""
 
     name: str
     kind: str
@@ -316,13 +306,12 @@ def load_scorers(
         if prefix in SIMILARITIES:
             kind, score = "similarity", load_similarity(spec, prompts, device)
         elif spec in PACKAGED:
-            kind, packaged = PACKAGED[spec]
-            score = _without_speaker(packaged())
+            kind, score = "quality", _without_speaker(PACKAGED[spec]())
         elif prefix == "utmos" and "#" in files:
             kind, score = "quality", _without_speaker(UTMOS(*_clone_and_weights(files), device))
         elif (own := _own_scorer(spec)) is not None:
             version = module_digest(spec.rpartition(".")[0])[:8]
-            kind, score = getattr(own, "kind", "quality"), _without_speaker(own, f"@{version}")
+            kind, score = "quality", _without_speaker(own, f"@{version}")
         else:
             raise ConfigError(
                 f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "

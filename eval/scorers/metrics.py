@@ -1,10 +1,8 @@
-"""Measures of a waveform besides its words: speaker similarity, noise quality and liveliness.
+"""Measures of a waveform besides its words: speaker similarity and noise quality.
 
 Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS). Noise
 quality: DNSMOS P.835 overall (Reddy et al. 2022) and P.808 (Reddy et al. 2021). They predict how
-listeners rate *noise-suppressed recordings*; they are no measure of naturalness. Liveliness: spread
-of the pitch, and pauses. Fewer word errors may come with monotony, which no recogniser detects.
-Neither number is better when it is larger: compare them with those of the recordings.
+listeners rate *noise-suppressed recordings*; they are no measure of naturalness.
 """
 
 from __future__ import annotations
@@ -20,12 +18,6 @@ from dcar.errors import AssetError, AudioError
 from dcar.sources.hub import identified
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
-
-LOWEST, HIGHEST = 60.0, 500.0  # Hz, pitch of voices
-FRAME, HOP = 1024, 256  # samples at 16 kHz: 64 ms, 16 ms
-FEWEST_VOICED = 10  # frames below which a spread has no meaning
-SILENT = 35.0  # dB below the loudest frame
-SHORTEST_PAUSE = 0.2  # seconds; shorter silences are closures of consonants
 
 
 def onnx_session(path: Path) -> Any:
@@ -124,49 +116,3 @@ class ListeningQuality(_DNSMOS):
             y=audio[:-160], sr=self.sample_rate, n_fft=321, hop_length=160, n_mels=120
         )
         return float(self.run((librosa.power_to_db(mel, ref=np.max).T + 40) / 40)[0])
-
-
-class PitchSpread:
-    """Standard deviation of the pitch in semitones over voiced frames, by librosa's pYIN (Mauch
-    and Dixon 2014)."""
-
-    name = "pitch spread"
-
-    def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Return the spread of a float32 mono waveform [samples]; None if too few frames are
-        voiced."""
-        import librosa
-
-        audio = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
-        if len(audio) < FRAME:
-            return None
-        pitch, voiced, _ = librosa.pyin(
-            audio,
-            fmin=LOWEST,
-            fmax=HIGHEST,
-            sr=ENCODER_SAMPLE_RATE,
-            frame_length=FRAME,
-            hop_length=HOP,
-            resolution=0.25,
-        )
-        pitch = pitch[voiced]
-        return None if len(pitch) < FEWEST_VOICED else float(12 * np.log2(pitch).std())
-
-
-class Pauses:
-    """Share of the time between the first and the last sound that is silent for 0.2 s or longer."""
-
-    name = "pauses"
-
-    def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Return the share of a float32 mono waveform [samples], 0 to 1; None if all samples are
-        0."""
-        import librosa
-
-        if not np.abs(wave).max(initial=0.0) > 0:
-            return None
-        sounds = librosa.effects.split(wave, top_db=SILENT, frame_length=FRAME, hop_length=HOP)
-        gaps = (sounds[1:, 0] - sounds[:-1, 1]) / sample_rate
-        return float(
-            gaps[gaps >= SHORTEST_PAUSE].sum() * sample_rate / (sounds[-1, 1] - sounds[0, 0])
-        )

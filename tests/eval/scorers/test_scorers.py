@@ -263,8 +263,8 @@ def test_speaker_encoders_of_one_folder_name_have_their_own_scores(tmp_path: Pat
 
 
 def test_scorers_that_cannot_be_used() -> None:
-    with pytest.raises(ConfigError, match="scorers: .*'pauses'"):
-        load_scorers(["pauses", "pauses"])
+    with pytest.raises(ConfigError, match="scorers: .*'dnsmos'"):
+        load_scorers(["dnsmos", "dnsmos"])
     with pytest.raises(ConfigError, match="'mosnet'.* dnsmos"):
         load_scorers(["mosnet"])
     broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
@@ -283,22 +283,3 @@ def test_predicted_quality_equals_the_package() -> None:
     assert ListeningQuality()(long, RATE) == pytest.approx(
         float(dnsmos.run(long, RATE)["p808_mos"]), abs=1e-3
     )
-
-
-def test_prosody_of_known_glides_and_gaps() -> None:
-    scorers = load_scorers(["pitch-spread", "pauses"])
-    assert [s.kind for s in scorers.values()] == ["prosody", "prosody"]
-    seconds = np.arange(int(1.5 * RATE)) / RATE
-    semitones = 3 * np.linspace(-1, 1, len(seconds))
-    glide = np.sin(2 * np.pi * np.cumsum(150 * 2 ** (semitones / 12)) / RATE).astype(np.float32)
-    level = np.sin(2 * np.pi * 150 * seconds).astype(np.float32)
-    spread, pauses = scorers["pitch spread"], scorers["pauses"]
-    # uniform over six: 1.73
-    assert spread(glide, RATE, NOBODY) == pytest.approx(semitones.std(), abs=0.1)
-    assert spread(level, RATE, NOBODY) == pytest.approx(0.0, abs=0.1)
-    gap, closure = np.zeros(RATE // 2, np.float32), np.zeros(RATE // 10, np.float32)
-    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, NOBODY) == pytest.approx(
-        0.5 / 3.5, abs=0.03
-    )
-    assert pauses(np.concatenate((level, closure, level)), RATE, NOBODY) == 0.0
-    assert [s(wave, RATE, NOBODY) for s in (pauses, spread) for wave in (gap, NOBODY)] == [None] * 4

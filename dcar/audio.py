@@ -10,8 +10,6 @@ of conversion occurs in a process, debug level afterwards, so that a corpus of s
 fill the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

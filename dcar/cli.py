@@ -1,8 +1,6 @@
 """`dcar` command: every job of the project under one name. The same code runs as `accelerate
 launch -m …`."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

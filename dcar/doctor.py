@@ -5,8 +5,6 @@ It prints one line per check, and exits with status 1 if any fails. In a folder,
 in every manifest.json, provenance.json, prepared.json and compare.json below it are recomputed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors that a user can act on: each message says what is wrong, where, and what to do next."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Home folder of the user: `~` in settings, the folder for caches, and their substitutes for a
 user without one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

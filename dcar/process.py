@@ -1,8 +1,6 @@
 """Exit statuses of commands, signal handling, errors between processes, locks on outputs, and
 the number of cores."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Atomic file writes, JSON lines, manifests of digests, and errors of a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """Provenance of results: versions, machine, command."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -1,8 +1,6 @@
 """Multi-token heads built from a configuration, independent (the paper's) or shared, and the
 parameters that they read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ gives the distribution over candidate and end. A chunk should end on a likely to
 unlikely one, because the next hidden state is computed from its last token. Features are taken from
 the decoder's distributions before temperature and top-k, so they do not depend on the sampling."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ tensor is an error, never a silent re-initialisation. `checksum` identifies the 
 policy, a draft model or groups of similar tokens can refuse a decoder that they were not made for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

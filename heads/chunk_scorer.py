@@ -13,8 +13,6 @@ Estimation in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). r_a i
 tokens, each of which is read with the few before it, so that all tokens of all candidates are
 scored side by side. It is not part of the papers on CAR and DCAR."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

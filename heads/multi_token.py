@@ -7,8 +7,6 @@ they are slices of stacked tensors, so that evaluating the first k heads costs a
 launches as evaluating one. Additional heads that share one stack are in heads/shared.py.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@
 `forward` returns it at all decisions of utterances, as training needs it.
 `ChunkPolicy.from_pretrained` loads either."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast

@@ -10,8 +10,6 @@ whereas independent heads have separate weights. Out is a separate layer, initia
 head. The blocks start as the identity (Down is zero), so that every head begins near a linear one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -18,8 +18,6 @@ prompt with which it was decoded, so that training uses everything that its toke
 other than `train` keep their recordings.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

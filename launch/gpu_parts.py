@@ -1,8 +1,6 @@
 """Speed of methods end to end, of steps as the host sees them, of the vocoder, and of both
 trainings, at the papers' sizes. Times do not depend on the weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

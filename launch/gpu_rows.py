@@ -11,8 +11,6 @@ measures what is missing. `stage-two` trains a policy for the decoder of `stage-
 downloaded.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

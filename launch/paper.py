@@ -11,8 +11,6 @@ Run the same command again to resume: finished stages are skipped, and the first
 continues. launch/pipeline.py says when a stage is finished.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

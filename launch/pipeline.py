@@ -9,8 +9,6 @@ Settings that describe the machine (`OF_MACHINE`) do not count, and a corpus is 
 alone: the content of an input is that of its weights, tables and configurations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ pyproject.toml, `cpu` if it sees none, `other` for another version, or `none`.
 environment.sh runs it before the project is installed, so it imports nothing of it.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Settings of stage two: `DCPOConfig` uses the names of TRL's settings (`num_generations`,
 `beta`, `epsilon`, …). A strict parser reads it from YAML and overrides."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

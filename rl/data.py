@@ -1,7 +1,5 @@
 """Prompts of stage two: as a `datasets.Dataset`, and in the order in which a run reads them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -9,8 +9,6 @@ distributions of all heads; loading it needs torch alone. With num_candidates=4 
 candidates side by side and chooses among them, which needs a policy that holds a chunk scorer.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -9,8 +9,6 @@ effect of one decision is small next to that of the others. Adam, which moves ev
 same amount, mostly follows noise there. Not in the paper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

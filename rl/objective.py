@@ -13,8 +13,6 @@ of estimated from the action taken. The sampled estimator exp(d) - d - 1 explode
 contain actions that the policy has abandoned.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -7,8 +7,6 @@ every per cent that this is above the mean. On a CPU it hardly falls beyond ten 
 pass takes as long for sixteen tokens as for one. Not in the paper.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Start of a run: the guidance range, and a policy for the decoder, new or loaded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from copy import deepcopy

@@ -7,8 +7,6 @@ the lowest corpus WER are the guidance range of DCPO. They are measured on sampl
 the teacher-forced loss is misleading. Writes profile.json, which `rl.train guidance=` reads.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ Hidden states are kept, so that updates need no pass of the decoder. Chase-then-
 the forced half chases the best fixed chunk sizes, and the sampled half has to exceed them.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Sequence

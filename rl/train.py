@@ -9,8 +9,6 @@ to out: policy/ (weights, config, card), config.yaml, log.jsonl, provenance.json
 The same command resumes from the last checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -7,8 +7,6 @@ epoch, utterance, member, position), so that a resumed run is exactly equal to a
 The checkpoint holds the reference policy and the policy that made the rollouts in progress.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

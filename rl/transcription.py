@@ -6,8 +6,6 @@ resynthesised from their own tokens, give WER_gt of the paper's reward; a recogn
 errors on them is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ A command whose defaults differ repeats the field with its default alone (`split
 help text and bounds are those declared here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dcar.config.schema import seed_setting, setting

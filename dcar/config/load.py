@@ -5,8 +5,6 @@ An unknown key, a wrong type or a value outside its bounds is an error that name
 allowed values. The resolved configuration is saved with the results of a run, and reproduces it.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import difflib

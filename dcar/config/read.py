@@ -6,8 +6,6 @@ PyYAML implements YAML 1.1, in which `010` is eight, `1:30` is ninety, and `no` 
 (`<<`), which version 1.2 dropped, are kept, because recipes use them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

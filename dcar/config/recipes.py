@@ -8,8 +8,6 @@ selects one of a recipe's variants.
 A variant is an entry under `variants:` in the file, with the settings in which it differs.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import os

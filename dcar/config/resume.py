@@ -1,7 +1,5 @@
 """Settings that may change when a run is resumed: one rule for all trainers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path

@@ -10,8 +10,6 @@ A class as default is a group of settings: its fields are set as `model.hidden_s
 come from YAML; `fitting` converts them to the type of their setting, or raises ConfigError.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

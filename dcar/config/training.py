@@ -4,8 +4,6 @@ A training whose defaults differ repeats the field with its default alone (`max_
 help text and bounds are those declared here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dcar.config.schema import check, seed_setting, setting

@@ -8,8 +8,6 @@ read. Everything that lhotse would compute (mixtures, padding, speed changes, pr
 is a bad row.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

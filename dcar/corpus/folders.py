@@ -4,8 +4,6 @@ Recordings without a text are read with an empty one, which validation reports, 
 recognizer=…` transcribes them.
 """
 
-from __future__ import annotations
-
 import csv
 import logging
 import os

@@ -1,8 +1,6 @@
 """Hugging Face datasets with an Audio column: on disk (memory-mapped) or streamed from files or
 from the hub."""
 
-from __future__ import annotations
-
 import glob
 import logging
 from collections.abc import Iterator, Mapping

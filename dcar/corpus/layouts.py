@@ -1,8 +1,6 @@
 """Layouts read from files: the starter corpus, LJSpeech, JSONL manifests, the lists of
 seed-tts-eval."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """LibriTTS (and LibriTTS-R, which has the same layout): `subset/speaker/chapter/ID.wav` with
 `ID.normalized.txt`; and UniCATS test set B, a list of its ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path

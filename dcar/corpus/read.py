@@ -20,8 +20,6 @@ returns the parts of a corpus, to be read one row at a time. Validation decodes 
 phonemises every text; every bad row is reported with file and line.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -1,8 +1,6 @@
 """Output of every reader of a corpus, utterances and bad rows, and the helpers that readers
 share."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -5,8 +5,6 @@ positions.
 C, for a decoder or a policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ replaced by waiting utterances, whatever the method. A GPU never waits for the h
 step, the host looks at what the step before it reported, and queues the next one.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

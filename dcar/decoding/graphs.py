@@ -1,8 +1,6 @@
 """CUDA graphs of decoding steps: captured once for each shape, replayed without any launch from
 Python."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any

@@ -6,8 +6,6 @@ during training, comparisons, profiles. Engines of one decoder never run at the 
 share the memory of keys and values.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence

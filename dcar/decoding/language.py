@@ -9,8 +9,6 @@ has no part in a pass; its forward, which training uses, is the reference of the
 Rows are flat within the layers: N = batch × new positions.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Policies in a decoding step: copies of their weights, the layer of a `HiddenPolicy` on its cache,
 and the fast path of a backend. The decision itself is `log_probs` of heads/policy.py."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The learned policy of DCAR as a chunk rule (DCAR paper §4.2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

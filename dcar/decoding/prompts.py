@@ -4,8 +4,6 @@ With fixed shapes, prompts are read in blocks, several at once and ahead of the 
 continue them. On a GPU a block is then one CUDA graph, and a row that becomes free costs a copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple

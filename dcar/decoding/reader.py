@@ -11,8 +11,6 @@ The layers are run on the ragged cache of heads/layers.py, with the operations o
 that of language models; `readers.py` makes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Readers of decoders, with the operations for the device of their weights; each is kept until
 the weights change."""
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn

@@ -4,8 +4,6 @@
 is a padded batch of them. `DecodeResult` is the outcome: tokens, chunk sizes, decisions, and costs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

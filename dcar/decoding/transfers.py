@@ -1,8 +1,6 @@
 """Copies between host and device that wait for nothing: the host reads a result when it needs it,
 while a GPU runs what was queued after it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

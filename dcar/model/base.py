@@ -1,7 +1,5 @@
 """Type of the configurations of all decoders."""
 
-from __future__ import annotations
-
 from dcar.model.backbones.decoder import BackboneConfig
 from dcar.model.car import CARConfig
 

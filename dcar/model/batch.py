@@ -1,7 +1,5 @@
 """Batches of complete sequences, as training reads them: text, then speech."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 

@@ -11,8 +11,6 @@ numbered separately for text and speech, with speech positions multiplied by `sp
 step. The model learns to align within minutes on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Model cards (README.md) made from a model and from what its run recorded (provenance.json)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

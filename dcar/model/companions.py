@@ -1,7 +1,5 @@
 """Companions of a decoder: the encoder of its texts, and a chunk policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ ids and prompt layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for 
 are decoders: alone they decode like any with one head.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Loading of decoders and draft models of either kind; "starter" is the one that ships with the
 package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

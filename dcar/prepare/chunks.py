@@ -14,8 +14,6 @@ splits is divided by a hash of each sentence, so that the shares of dev and test
 not exactly.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

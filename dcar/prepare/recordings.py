@@ -1,7 +1,5 @@
 """Recordings from which a prepared corpus was made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Selection of the rows of a prepared split to synthesise, by its columns alone: no other row is
 read."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dcar.errors import DataError

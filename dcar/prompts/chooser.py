@@ -1,7 +1,5 @@
 """Choice of the prompt utterance for each utterance of a split."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

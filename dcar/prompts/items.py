@@ -9,8 +9,6 @@ The decoder's `bos` selects one of two layouts:
   speaker; its text precedes the target's text, and its tokens precede the target's tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

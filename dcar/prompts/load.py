@@ -1,8 +1,6 @@
 """Prompts of a prepared split that fit a decoder, and the vocoder for them: chosen and checked
 in one place for stage two, comparisons and analyses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

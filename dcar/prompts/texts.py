@@ -5,8 +5,6 @@ lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of
 hard cases, and `short`, 80 texts of one to four words.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ All take float32 mono waveforms at any sample rate and return plain text, "" for
 that is empty or not finite raises AudioError.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol, runtime_checkable

@@ -9,8 +9,6 @@ between two units that differ. NeMo's `viterbi_decoding` finds the same paths (a
 them), but returns neither their costs nor whether a path exists.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ proportional to the length of the audio. Trained by `launch/starter/train_recogn
 Graves et al. (2006).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

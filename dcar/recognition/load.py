@@ -1,7 +1,5 @@
 """Registry of recognisers by name, of audio and of speech tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from dcar.errors import AssetError

@@ -5,8 +5,6 @@ NeMo reads the weights in a `.nemo` file with `torch.load`, which unpickles noth
 (since torch 2.6). Importing NeMo takes 11 to 18 seconds, so it is imported only on use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

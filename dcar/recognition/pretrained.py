@@ -5,8 +5,6 @@ the speech tokens, so Whisper alone never evaluates them. Models of `transformer
 a hub name: Whisper, and wav2vec 2.0 or HuBERT with a CTC head.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

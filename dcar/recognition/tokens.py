@@ -5,8 +5,6 @@ milliseconds per utterance. `dcar train-recognizer` trains one on a corpus. CTC:
 (2006).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

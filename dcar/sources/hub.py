@@ -1,8 +1,6 @@
 """Models by folder or by name on a hub, loaded without unpickling code, and identified by their
 files. Errors name the command that helps without network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ missing, truncated or of another version is an `AssetError` that names the comma
 it. Joined files are cached under `dcar_cache_dir()`; several processes may do so at the same time.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

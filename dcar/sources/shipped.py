@@ -1,7 +1,5 @@
 """Assets that ship inside the package: the starter corpus and the models trained on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dcar.errors import AssetError

@@ -1,8 +1,6 @@
 """Defaults of `dcar speak`, `Speaker.load` and `dcar demo`. At temperature 0.4 the policy makes
 fewer word errors on development sentences than fixed chunks that take as long (docs/history.md)."""
 
-from __future__ import annotations
-
 from dcar.sampling import SamplingConfig
 
 FIXED_SIZE = 8

@@ -7,8 +7,6 @@ has neither, as an address of the net, between words. Paragraphs,
 headings and list items are separate, whether or not they end in a full stop.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written
 while it is decoded."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

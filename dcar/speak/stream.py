@@ -1,8 +1,6 @@
 """Streaming: audio of utterances while they are decoded, synthesised on a second core if there
 is one."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

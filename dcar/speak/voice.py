@@ -1,7 +1,5 @@
 """Voices: from a recording, or shipped."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ Whether the full stop also ends the sentence depends on what follows: a capital,
 that begin sentences where a name could follow as well ("J. Then" is not an initial).
 """
 
-from __future__ import annotations
-
 import re
 
 from dcar.text.addresses import LETTER

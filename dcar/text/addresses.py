@@ -6,8 +6,6 @@ streets of postal addresses.
 sentence are pauses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ they share the text and its difficulty, and treating them as independent would m
 too narrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -14,8 +14,6 @@ Choices, for a small TTS model:
   models.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 NORMALIZATION_VERSION = "1"  # of the rules in `dcar.text.spoken`

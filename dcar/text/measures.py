@@ -5,8 +5,6 @@ Patterns and functions of their matches, like `dcar.text.quantities`; `dcar.text
 them in order.
 """
 
-from __future__ import annotations
-
 import re
 
 from dcar.text.numbers import cardinal, number, ordinal, whole

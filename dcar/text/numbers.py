@@ -1,7 +1,5 @@
 """Numbers as words: whole numbers, decimals, ordinals, years, digits one by one, Roman numerals."""
 
-from __future__ import annotations
-
 import re
 
 from num2words import num2words

@@ -6,8 +6,6 @@ everything else from gruut's grapheme-to-phoneme model. Nothing is downloaded. g
 the first call (0.6 s).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

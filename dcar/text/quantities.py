@@ -3,8 +3,6 @@
 Each rule is a pattern and a function of its match; `dcar.text.spoken` applies them in its order.
 """
 
-from __future__ import annotations
-
 import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS

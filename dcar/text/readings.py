@@ -9,8 +9,6 @@ fewest errors. Only spellings have several readings: "fifteen hundred" in words 
 five hundred".
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

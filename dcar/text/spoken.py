@@ -10,8 +10,6 @@ The result is plain: words of a-z, A-Z and apostrophes, and the phrase marks `, 
 capital other than "I" is a letter to be spelled ("N B A"), never the article, which is written "a".
 """
 
-from __future__ import annotations
-
 import html
 import re
 import unicodedata

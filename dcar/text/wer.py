@@ -7,8 +7,6 @@ recogniser is not penalised for its orthography. If a spelling has several readi
 readings with the fewest errors are compared. The name of the normaliser is stored with every score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

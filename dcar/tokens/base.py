@@ -1,7 +1,5 @@
 """Interface of speech tokenizers: waveform → discrete codes at a fixed rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, runtime_checkable

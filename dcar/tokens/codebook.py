@@ -1,8 +1,6 @@
 """Files of a k-means speech tokenizer, read without its encoder, and embeddings made from its
 centroids."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

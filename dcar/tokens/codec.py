@@ -6,8 +6,6 @@ GPU, waveforms with the same number of tokens share a batch; none is padded to t
 another. Packages are imported only on use. Weights are read without unpickling.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -19,8 +19,6 @@ is split into thirds, so that transitions are distinguished as well. The papers'
 supervised by a recogniser for the same reason.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence

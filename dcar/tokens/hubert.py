@@ -16,8 +16,6 @@ waveform, so padding would change every state; only waveforms with the same numb
 batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

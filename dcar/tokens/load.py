@@ -1,7 +1,5 @@
 """Registry of speech tokenizers by name or folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Origin of the ids of a corpus, so that models refuse ids of another one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ layer; `dcar prepare … residual=true` stores the others. The codes of a layer 
 number of layers, so tokens of `codec:NAME` and of `codec:NAME@8` are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -11,8 +11,6 @@ the mean over all pairs of different codes. A distance of 0 means the same speec
 except for durations; 1 is the mean distance of two codes drawn at random.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ semantic (S3) tokens do. Whisper must therefore not evaluate speech made from th
 does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

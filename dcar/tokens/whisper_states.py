@@ -4,8 +4,6 @@ The packaged `model.bin` of whisper-base stores its weights in float16; everythi
 float32.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from functools import lru_cache

@@ -5,8 +5,6 @@ Stage one, recognisers and the chunk scorer are subclasses, which define the los
 evaluation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

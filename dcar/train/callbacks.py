@@ -1,7 +1,5 @@
 """Log that a Trainer writes."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -14,8 +14,6 @@ AdamW with a cosine schedule, which learns faster than ScaledAdam with Eden in t
 quickstart.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

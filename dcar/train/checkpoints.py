@@ -5,8 +5,6 @@ A folder is marked as incomplete before anything is written to it, and sealed wh
 written its part.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -11,8 +11,6 @@ config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints 
 command resumes from the last checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Mapping

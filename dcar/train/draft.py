@@ -10,8 +10,6 @@ language model (`dcar convert-backbone`). Trainer, optimiser and data are those 
 (dcar/train/car.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from dataclasses import dataclass

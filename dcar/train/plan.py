@@ -10,8 +10,6 @@ verifier. A step costs one pass without gradients and the heads at a share of it
 (`head_positions`); with `keep_states` only the heads. On language models: `backbone.train=heads`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil

@@ -10,8 +10,6 @@ the speaker, without its text, since that is what the vocoder has; VALL-E crops 
 same utterance.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import sys

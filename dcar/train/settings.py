@@ -1,8 +1,6 @@
 """Settings for training decoders: those that all runs share, and those of stage one. Comparisons
 read them too, so this module imports nothing slow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dcar.config import check, setting

@@ -5,8 +5,6 @@ chunk scorer.
 recognisers share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

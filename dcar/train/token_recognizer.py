@@ -10,8 +10,6 @@ The run writes weights, config.json, config.yaml, README.md, log.jsonl, provenan
 checkpoints to out. The same command resumes from the last checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import sys

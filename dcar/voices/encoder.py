@@ -3,8 +3,6 @@
 They serve as the speaker input of vocoder and decoder, and for the reported speaker similarity.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

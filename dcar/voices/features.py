@@ -5,8 +5,6 @@ sample hop·f + hop/2. Two 100 Hz frames therefore belong to one 50 Hz speech to
 25 Hz token, without a half-frame shift.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

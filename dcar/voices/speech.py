@@ -6,8 +6,6 @@ voiced frame count as speech, for consonants and short pauses. A hum is voiced t
 neither in pitch nor in level.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 comparison.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ Writes heads.json, heads.png (the order of the heads by position, Figure 4), att
 weights of one utterance, whole and near the diagonal, Figure 3) and config.yaml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ damaged audio, a text without words) are skipped, named in the log and in the su
 and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

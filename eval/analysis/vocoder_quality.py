@@ -18,8 +18,6 @@ missed: those shares are null (– in the table), and only the similarity to the
 embedding remains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

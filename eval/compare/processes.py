@@ -1,7 +1,5 @@
 """Processes of a comparison: barriers between them, and their numbers of threads."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ An interrupted comparison continues where it stopped, with any number of process
 result.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ same records. An interrupted run continues, and added methods, samplings, seeds 
 cost what is missing.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

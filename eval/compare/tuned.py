@@ -6,8 +6,6 @@ A comparison at one common sampling favours the methods that it happens to suit.
 own best sampling (`car-5@tuned`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

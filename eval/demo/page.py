@@ -5,8 +5,6 @@ dcar demo                # http://127.0.0.1:7860, reachable from this machine on
 dcar demo decoder=runs/car far_decoder=runs/far policy=runs/policy
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

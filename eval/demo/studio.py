@@ -5,8 +5,6 @@ Anyone who reaches the page can send anything, so every limit is checked here an
 browser.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import suppress

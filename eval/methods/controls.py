@@ -1,7 +1,5 @@
 """Chunk rules that a comparison uses as controls of policies; none is from a paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -9,8 +9,6 @@ own best sampling, which may differ, are the family CAR-k (own best). Policies, 
 policy, are points of one line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

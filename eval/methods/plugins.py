@@ -13,8 +13,6 @@ The numbers after the path are the constructor's arguments, which a mapping give
 - any other method: extends `dcar.decoding.Method`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import re

@@ -4,8 +4,6 @@ template renders.
 Blocks hold plain data. Only `templates/page.html` contains HTML, and it escapes its input.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

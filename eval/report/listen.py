@@ -1,8 +1,6 @@
 """Listening section of the report: every sample with its players, its chunks and its transcript;
 and a spectrogram that shows where each pass ended, how many tokens it kept, and the phonemes."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ The file needs no other file and no network: plots, sounds and the CSV of every 
 scheme, can be used by keyboard, and is readable on a phone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

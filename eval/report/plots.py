@@ -4,8 +4,6 @@ One family of methods is one line through its settings. Points on the Pareto fro
 other method is as fast with fewer errors.
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Folded sections of the report: equal speed, length, acceptance, variety."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Summary of a comparison in a few sentences: the verdict, for the terminal and the head of the
 report; caveats; and commands to try next."""
 
-from __future__ import annotations
-
 import shlex
 import textwrap
 from collections.abc import Sequence

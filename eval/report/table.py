@@ -1,7 +1,5 @@
 """Tables of a comparison as text, and the notes that explain them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

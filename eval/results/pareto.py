@@ -8,8 +8,6 @@ paired bootstrap over utterances as all others. The speeds are taken as measured
 SAME_SPEED as equal; where curves are compared depends on speeds alone, never on the errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any

@@ -1,8 +1,6 @@
 """Rows of a comparison, made from records, one per method: error rates and tests, passes and
 acceptance, speed; and word error rates by length of the utterance and by kind of text."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

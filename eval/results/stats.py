@@ -1,8 +1,6 @@
 """Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and the smallest
 difference that can be detected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist

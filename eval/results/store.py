@@ -7,8 +7,6 @@ interruption loses at most the utterance in progress. A resumed run reads all sh
 number of processes wrote them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

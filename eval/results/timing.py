@@ -11,8 +11,6 @@ continues. If any method, its sampling or the machine changed, everything is tim
 times of two sessions do not compare.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

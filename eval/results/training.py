@@ -4,8 +4,6 @@ FAR represents next-token decoding, CAR chunks. If they were trained on differen
 of it, the difference of their errors is not one of the methods.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -8,8 +8,6 @@ compared by dynamic time warping of their tokens over the distances of the token
 distance of two codes taken at random.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations

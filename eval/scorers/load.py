@@ -21,8 +21,6 @@ It also takes a scorer of your own, a class or function of (waveform, sample rat
 dotted path.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -5,8 +5,6 @@ quality: DNSMOS P.835 overall (Reddy et al. 2022) and P.808 (Reddy et al. 2021).
 listeners rate *noise-suppressed recordings*; they are no measure of naturalness.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Speech codes, EOS and BOS keep their ids, text ids come after them; the input is
 speech prompt. EOS is never generated, so that every run has the requested number of tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

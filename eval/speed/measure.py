@@ -1,8 +1,6 @@
 """Tools of the benchmark: rows of its table, interleaved repeats, equal work, and the bytes that a
 step has to read."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Models of the benchmark: checkpoints, or random weights in the papers' shapes, because times do
 not depend on the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ by stopping early. The last line is one JSON object. `python -m launch.gpu_rows`
 rows on a GPU, with those of the models around the decoder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -12,8 +12,6 @@ decoding does. A perfect draft therefore reproduces next-token decoding token by
 depends only on the numbers of its own and earlier positions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

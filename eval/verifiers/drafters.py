@@ -4,8 +4,6 @@ Both draw x_i from a distribution after `dcar.sampling.warp` with the sampling o
 forbidden as for the target, and return that distribution. Both stop after a drafted EOS.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -17,8 +17,6 @@ All heads are evaluated at every step, because the size of the chunk depends on 
 policy decides before. That is the price of the rule, and timings include it.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dcar.decoding import BatchState, ChunkRule, Decision, Method

@@ -19,8 +19,6 @@ head; a rejected token is replaced by a draw from it. The k most likely are thos
 top-p of the sampling: a token that could not have been sampled is never accepted.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

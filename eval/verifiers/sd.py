@@ -6,8 +6,6 @@ norm(max(0, q - p)). The output has the distribution of next-token decoding with
 and sampling.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -32,8 +32,6 @@ is the sum over nodes. No node is worth more than its parent, so adding the best
 is present, again and again, yields the best tree of its size.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints.
 resumes from the existing states and the last checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import shutil

@@ -4,8 +4,6 @@ Operations that it does not support (another sampling, a row without a distribut
 PyTorch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Sequence

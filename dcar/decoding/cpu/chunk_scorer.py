@@ -1,7 +1,5 @@
 """Chunk scorer of a policy in C, within the whole decision (chunk_scorer.c)."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

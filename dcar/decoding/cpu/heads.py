@@ -1,7 +1,5 @@
 """Multi-token heads in C: the logits of a step in one call (heads.c)."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """Transformer layers in C: all layers of a pass in one call (layers.c)."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

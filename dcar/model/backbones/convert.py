@@ -14,8 +14,6 @@ initialisation) and have to be trained: `dcar train backbone.path=…`. The outp
 decoder, its text tokenizer, and a model card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,8 +12,6 @@ is left out, as in CosyVoice's own instruct mode: the voice comes from the promp
 layer that made it from an x-vector is dropped.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import reduce

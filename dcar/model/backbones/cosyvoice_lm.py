@@ -13,8 +13,6 @@ not show come from its cosyvoice.yaml: Swish in the text encoder, ReLU in the la
 positions attend to themselves and earlier ones (static_chunk_size 1).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

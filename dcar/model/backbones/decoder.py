@@ -12,8 +12,6 @@ on our own ragged cache (dcar/decoding/language.py), so only architectures whose
 can be used.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -14,8 +14,6 @@ with the heads in a separate file; `PeftModel.from_pretrained` reads the folder 
 causal model.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

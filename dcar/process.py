@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -192,9 +191,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        known = error.filename and (
-            error.errno in NO_PERMISSION or _cannot_hold_files(Path(os.fsdecode(error.filename)))
-        )
+        known = error.filename and error.errno in NO_PERMISSION
         if not known or os.environ.get("DCAR_TRACEBACK"):
             raise
         print(
@@ -204,15 +201,6 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         )
         return FAILED
     return status if isinstance(status, int) else 0
-
-
-def _cannot_hold_files(path: Path) -> bool:
-    """Return whether no file can be created in the folder of a file, for example below /proc."""
-    try:
-        tempfile.TemporaryFile(dir=next(p for p in path.absolute().parents if p.is_dir())).close()
-    except OSError:
-        return True
-    return False
 
 
 def _stdout_is_closed() -> bool:

@@ -225,15 +225,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         return {"complete": False}
-    return found
+    return found if isinstance(found, dict) else {"complete": False}
 
 
 def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return the differences between a folder and its manifest: files that are missing, of
     another size, of another digest."""
-    if not manifest.get("complete"):
-        return ["it was cut off while it was written"]
-    return file_differences(folder, manifest["files"])
+    try:
+        if not manifest.get("complete") or not manifest["files"]:
+            return ["it was cut off while it was written"]
+        return file_differences(folder, manifest["files"])
+    except (AttributeError, LookupError, TypeError):
+        return ["its list of files is damaged"]
 
 
 def file_differences(

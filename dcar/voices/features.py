@@ -159,16 +159,15 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
 
     `[0:256]` is the unit-norm speaker embedding, `[256:298]` the `prompt_statistics`. wave: float32
     [samples] at `sample_rate` Hz, at least about a second. Raises AudioError if the prompt has less
-    than 0.1 s of voiced speech or the embedding is malformed.
+    than 0.1 s of voiced speech.
     """
     return with_embedding(embedding, prompt_statistics(wave, sample_rate))
 
 
 def with_embedding(embedding: np.ndarray, statistics: np.ndarray) -> np.ndarray:
     """Return the features [298] of a voice from its speaker embedding [256] and its
-    `prompt_statistics` [42]. Raises AudioError if the embedding is malformed."""
-    embedding = np.asarray(embedding, dtype=np.float32)
-    return np.concatenate([embedding, statistics])
+    `prompt_statistics` [42]."""
+    return np.concatenate([np.asarray(embedding, dtype=np.float32), statistics])
 
 
 def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -178,7 +177,7 @@ def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     is the mean log-mel envelope of voiced frames (40 bands, minus its own mean, so the prompt's
     level does not matter). Bands above what `sample_rate` can represent are set to the highest one
     below: their absence from a prompt of 16 kHz does not mean that they are silent. Raises
-    AudioError if the prompt has less than 0.1 s of voiced speech, is not mono or is not finite.
+    AudioError if the prompt has less than 0.1 s of voiced speech.
     """
     signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
     log_f0, voiced = track_f0(signal)

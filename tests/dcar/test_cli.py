@@ -181,15 +181,13 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
     ("fault", "told"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "/data/out"), "/data/out: "),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/out"), "/proc/out: "),
         # a fault of ours
         (FileNotFoundError(errno.ENOENT, "No such file or directory", f"{ROOT}/no/file"), ""),
         (OSError(errno.EIO, "Input/output error", "/data/out"), ""),  # not ours to explain
     ],
 )
 def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch, capsys):
-    """Root may write everywhere, so the system's answer is played; below /proc nobody can make
-    files."""
+    """Root may write everywhere, so the system's answer is played."""
 
     def fails(arguments):
         raise fault

@@ -120,8 +120,6 @@ values = st.sampled_from(
     [
         "",
         "\x00",
-        "9" * 5000,
-        "x" * 5000,
         *"1 -1 nan 1e400 [] {} null true [1,2] ${x} ${out} /".split(),
     ]
 ) | st.text(max_size=10)

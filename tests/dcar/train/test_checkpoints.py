@@ -131,7 +131,9 @@ def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(
     assert figures(out) == figures(whole[0])
 
 
-@pytest.mark.parametrize("manifest", [None, "", "null", '{"files": {}}'])
+@pytest.mark.parametrize(
+    "manifest", [None, "", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}']
+)
 def test_a_broken_manifest_is_that_of_a_broken_checkpoint(manifest, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
     path = out / "checkpoint-6" / MANIFEST

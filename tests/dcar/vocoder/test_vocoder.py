@@ -116,17 +116,9 @@ def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
     assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
 
 
-def test_unusable_prompts_are_audio_errors():
-    buzz, vector = harmonic(150.0, 1.0), embedding(0)
-    for wave, direction in (
-        (0 * buzz, vector),
-        (np.nan * buzz, vector),
-        (np.stack([buzz, buzz]), vector),
-        (buzz, 3 * vector),
-        (buzz, vector[:100]),
-    ):
-        with pytest.raises(AudioError):
-            speaker_features(wave, RATE, direction)
+def test_a_silent_prompt_is_an_audio_error():
+    with pytest.raises(AudioError):
+        speaker_features(0 * harmonic(150.0, 1.0), RATE, embedding(0))
 
 
 # ------------------------------------------------------ model

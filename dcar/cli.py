@@ -56,9 +56,7 @@ TASKS = {
             "convert CosyVoice 2, LLaSA or another language model to a decoder",
         ),
     },
-    "speak": {
-        "speak": ("dcar.speak.speak", "synthesise speech from text and a prompt voice"),
-    },
+    "speak": {"speak": ("dcar.speak.speak", "synthesise speech from text and a prompt voice")},
     "evaluate": {
         "tune": (
             "eval.compare.tune",
@@ -96,7 +94,7 @@ TASKS = {
         "doctor": (
             "dcar.doctor",
             "check this installation, or the digests of the files in a folder",
-        ),
+        )
     },
 }
 COMMANDS = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
@@ -112,10 +110,7 @@ CHOICES = {
                 "dcar.prepare.retokenize",
                 "replace the text tokens of a prepared corpus by those of a converted decoder",
             ),
-            "join": (
-                "dcar.prepare.join",
-                "join prepared corpora, and sentences into longer texts",
-            ),
+            "join": ("dcar.prepare.join", "join prepared corpora, and sentences into longer texts"),
             "resynthesize": (
                 "dcar.vocoder.resynthesize",
                 "resynthesise a prepared split with the vocoder, to train a recogniser",

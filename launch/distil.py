@@ -122,9 +122,7 @@ class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, Dec
         maximum=1,
     )
     limit: int = setting(
-        0,
-        "Sentences, drawn at random, that the written corpus consists of; 0 = all.",
-        minimum=0,
+        0, "Sentences, drawn at random, that the written corpus consists of; 0 = all.", minimum=0
     )
 
     def __post_init__(self) -> None:

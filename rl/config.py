@@ -112,8 +112,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     )
     num_iterations: int = setting(1, "Updates on the same rollouts.", minimum=1)
     scale_rewards: str = setting(
-        "group",
-        f"Rewards whose standard deviation divides the advantages: {', '.join(SCALES)}.",
+        "group", f"Rewards whose standard deviation divides the advantages: {', '.join(SCALES)}."
     )
     loss_type: str = setting(
         "grpo", "Way in which the loss is averaged over decisions.", choices=LOSS_TYPES

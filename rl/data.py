@@ -79,10 +79,7 @@ def prompts_of(
     load = partial(load_prompts, base=decoder, prompt_tokens=args.prompt_tokens, seed=args.seed)
     if train is None:
         train = load(
-            required(args, "data"),
-            "train",
-            limit=args.limit,
-            min_seconds=args.min_seconds,
+            required(args, "data"), "train", limit=args.limit, min_seconds=args.min_seconds
         )
     if evaluated is None and args.eval_strategy != "no":
         evaluated = load(required(args, "data"), "dev", limit=args.eval_limit)

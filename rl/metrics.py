@@ -118,9 +118,7 @@ def add_decisions(
     # dtype given: a process may have no prompt
     actions = np.array([a for r in results for a in r.sizes], dtype=np.int64)
     metrics.add(
-        "tokens_per_pass",
-        sum(len(r.tokens) for r in results),
-        sum(r.passes for r in results),
+        "tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.passes for r in results)
     )
     metrics.add("truncated", sum(r.truncated for r in results), len(results))
     if chunk_range:

@@ -127,14 +127,7 @@ def measure(
     """Return one row of the profile: CAR-`size` on all items, once per seed."""
     records = []
     for seed in seeds:
-        results = decode(
-            base,
-            items,
-            FixedChunk(size),
-            sampling,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        results = decode(base, items, FixedChunk(size), sampling, seed=seed, batch_size=batch_size)
         made = [
             RolloutRecord(item, 0, size, result)
             for item, result in zip(items, results, strict=True)
@@ -152,10 +145,7 @@ def measure(
     for r in records:
         if r.errors is not None:
             errors, words = sums.get(r.item.utterance_id, (0, 0))
-            sums[r.item.utterance_id] = (
-                errors + r.errors.errors,
-                words + r.errors.reference_words,
-            )
+            sums[r.item.utterance_id] = (errors + r.errors.errors, words + r.errors.reference_words)
     interval = corpus_interval(*zip(*sums.values(), strict=True))
     tokens = sum(len(r.result.tokens) for r in records)
     return {

@@ -161,10 +161,7 @@ class Roller:
             self._engine = Engine(self.base, method, config.sampling, rows, record_hidden=True)
         self._engine.method = method
         results = self._engine.decode(
-            items,
-            seed=seed,
-            group_size=size,
-            common_random_numbers=config.common_random_numbers,
+            items, seed=seed, group_size=size, common_random_numbers=config.common_random_numbers
         )
         return [
             RolloutRecord(items[i // size], i % size, forced[r.utterance_id][i % size], r)

@@ -213,16 +213,7 @@ def columns_of(
         return part(mask_of)(cache, longest, new, tree, counts)
 
     return Columns(
-        cache,
-        index,
-        cache.batch,
-        new,
-        total,
-        mask,
-        unpadded,
-        tree=tree,
-        real=real,
-        ends=ends,
+        cache, index, cache.batch, new, total, mask, unpadded, tree=tree, real=real, ends=ends
     )
 
 

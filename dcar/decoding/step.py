@@ -196,13 +196,7 @@ def emit(state: BatchState, decision: Decision, tokens: Tensor) -> Tensor:
 
 def log(state: BatchState, decision: Decision, counts: Tensor) -> None:
     """Log this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
-    columns = (
-        counts,
-        state.draft_counts,
-        decision.accepted,
-        decision.sizes,
-        decision.chosen,
-    )
+    columns = (counts, state.draft_counts, decision.accepted, decision.sizes, decision.chosen)
     logged = torch.stack([state.zeros if c is None else c for c in columns], -1)
     place = state.first_pass[: state.rows] + state.passes
     state.flat_log.index_put_((place,), logged)

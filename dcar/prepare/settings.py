@@ -43,10 +43,7 @@ class PrepareConfig(DeviceSettings, WaitSettings):
     subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
     splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
     dev_fraction: float = setting(
-        0.05,
-        "Share of sentences held out for dev if the corpus has no splits.",
-        minimum=0,
-        below=1,
+        0.05, "Share of sentences held out for dev if the corpus has no splits.", minimum=0, below=1
     )
     test_fraction: float = setting(
         0.05,
@@ -79,8 +76,7 @@ class PrepareConfig(DeviceSettings, WaitSettings):
         minimum=0,
     )
     stream: bool = setting(
-        False,
-        "Check and tokenise rows as they are read, for corpora larger than memory or disk.",
+        False, "Check and tokenise rows as they are read, for corpora larger than memory or disk."
     )
     validate: bool = setting(False, "Only report every bad row; write nothing.")
     skip_bad: bool = setting(False, "Leave out bad rows instead of stopping.")

@@ -15,14 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import (
-    DecodeResult,
-    Engine,
-    FixedChunk,
-    Method,
-    PolicyChunk,
-    Prompt,
-)
+from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder

@@ -255,9 +255,7 @@ def states_of(
             yield wave, sample_rate, array
 
 
-def of_one_rate(
-    waves: Iterable[tuple[np.ndarray, int]],
-) -> Iterator[tuple[list[np.ndarray], int]]:
+def of_one_rate(waves: Iterable[tuple[np.ndarray, int]]) -> Iterator[tuple[list[np.ndarray], int]]:
     """Yield batches of consecutive waveforms with their common rate."""
     for sample_rate, group in groupby(waves, key=lambda pair: pair[1]):
         while batch := [wave for wave, _ in islice(group, FIT_BATCH)]:

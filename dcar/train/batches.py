@@ -20,12 +20,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.batch import SpeechBatch, speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import (
-    PreparedInfo,
-    load_split,
-    note_equal_speakers,
-    prepared_info,
-)
+from dcar.prepare.prepared import PreparedInfo, load_split, note_equal_speakers, prepared_info
 from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.sources.shipped import resolve
 

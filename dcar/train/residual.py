@@ -29,12 +29,7 @@ from dcar.errors import DataError
 from dcar.model.batch import pad
 from dcar.model.cards import model_card
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import (
-    RESIDUAL_COLUMNS,
-    load_split,
-    prepared_info,
-    residual_of,
-)
+from dcar.prepare.prepared import RESIDUAL_COLUMNS, load_split, prepared_info, residual_of
 from dcar.process import run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.text.inventory import TEXT_TOKENIZER

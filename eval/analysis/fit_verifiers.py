@@ -149,12 +149,7 @@ def entropy_curve(
     lengths: list[float] = []
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
         results = decode(
-            model,
-            items,
-            EntropyChunk(threshold),
-            sampling,
-            seed=seed,
-            batch_size=batch_size,
+            model, items, EntropyChunk(threshold), sampling, seed=seed, batch_size=batch_size
         )
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.passes for r in results))
     return thresholds, torch.tensor(lengths)

@@ -66,8 +66,7 @@ class ScoreConfig(DeviceSettings):
         "Recognisers that transcribe, by names that dcar.recognition.load lists; empty = none.",
     )
     scorers: list[str] = setting(
-        ["dnsmos"],
-        "Scorers of similarity and quality, by names that eval.scorers.load lists.",
+        ["dnsmos"], "Scorers of similarity and quality, by names that eval.scorers.load lists."
     )
     out: str = setting("", "File to write the lines to as well.", place="file")
     batch_size: int = setting(16, "Number of files transcribed at once.", minimum=1)

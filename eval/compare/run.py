@@ -42,14 +42,7 @@ from dcar.prompts.choose import by_digest, in_turns
 from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
-from dcar.prompts.texts import (
-    SPLIT,
-    name_and_limit,
-    read_texts,
-    text_list,
-    text_prompts,
-    title_of,
-)
+from dcar.prompts.texts import SPLIT, name_and_limit, read_texts, text_list, text_prompts, title_of
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
@@ -135,8 +128,7 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         "none.",
     )
     scorers: list[str] = setting(
-        [],
-        "Additional columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py).",
+        [], "Additional columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py)."
     )
     timing_utterances: int = setting(
         10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0

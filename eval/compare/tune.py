@@ -30,13 +30,7 @@ from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
 from eval.compare.tuned import FORMAT_VERSION
 from eval.methods.registry import Models
-from eval.methods.spec import (
-    MethodSpec,
-    expand_sweep,
-    read_methods,
-    sampling_word,
-    split_sampling,
-)
+from eval.methods.spec import MethodSpec, expand_sweep, read_methods, sampling_word, split_sampling
 from eval.results.rows import Row, compare_records
 from eval.results.store import Record, Tools, by_method, read_jsonl
 

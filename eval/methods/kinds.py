@@ -50,12 +50,7 @@ def value_text(value: str | float) -> str:
 
 
 def option(
-    name: str,
-    type: Any = float,
-    mark: str = "-",
-    default: Any = ...,
-    word: str = "",
-    **bounds: Any,
+    name: str, type: Any = float, mark: str = "-", default: Any = ..., word: str = "", **bounds: Any
 ) -> MethodSetting:
     """Declare a setting; bounds and choices are those of `dcar.config.setting`."""
     return MethodSetting(name, type, mark, default, word, meaning_of(setting(None, **bounds)))
@@ -188,11 +183,7 @@ KINDS: dict[str, MethodKind] = {
             verifies=True,
         ),
         MethodKind(
-            "pcg",
-            "pcg-0.42",
-            Style("PCG", "#c4318c", "<", "θ"),
-            (THETA, *DRAFTED),
-            verifies=True,
+            "pcg", "pcg-0.42", Style("PCG", "#c4318c", "<", "θ"), (THETA, *DRAFTED), verifies=True
         ),
         MethodKind(
             "pcg-mel",

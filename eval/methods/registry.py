@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from dcar.decoding import (
-    DecodeResult,
-    FixedChunk,
-    Method,
-    PolicyChunk,
-    Prompt,
-    RandomChunk,
-    decode,
-)
+from dcar.decoding import DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary

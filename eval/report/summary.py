@@ -94,10 +94,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     if config["limit"] == result["utterances"]:
         more = f"limit={3 * result['utterances']}"
     tries = [
-        (
-            f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}",
-            "report with audio",
-        ),
+        (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "report with audio"),
         (
             f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}",
             "continue, more data",

@@ -318,10 +318,7 @@ def notes(header: dict[str, Any]) -> list[str]:
     in the report."""
     rows = header["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
-    meanings = {
-        "similarity": "cosine to the voice of the prompt",
-        "quality": "predicted rating",
-    }
+    meanings = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating"}
     scorers = [
         (
             name,

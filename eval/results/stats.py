@@ -7,13 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dcar.text.bootstrap import (
-    FEWEST_UTTERANCES,
-    LEVEL,
-    RESAMPLES,
-    interval_ends,
-    resampled_rates,
-)
+from dcar.text.bootstrap import FEWEST_UTTERANCES, LEVEL, RESAMPLES, interval_ends, resampled_rates
 
 POWER = 0.8
 

@@ -144,9 +144,7 @@ class RecordStore:
 
 
 def read_jsonl(
-    path: Path,
-    what: str = "record",
-    check: Callable[[Record], Any] = lambda record: None,
+    path: Path, what: str = "record", check: Callable[[Record], Any] = lambda record: None
 ) -> Iterator[Record]:
     """Return the objects in a file, none if it is missing. Raises DataError for a line that is
     not an object or that `check` rejects (by ValueError, LookupError or TypeError); only the
@@ -207,8 +205,7 @@ def plan(
     jobs = []
     for limit in sorted({0, *(e.limit for e in entries)}):
         order = sorted(
-            chosen_of(items, limit),
-            key=lambda i: (len(items[i].text_ids), items[i].utterance_id),
+            chosen_of(items, limit), key=lambda i: (len(items[i].text_ids), items[i].utterance_id)
         )
         batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
         alike = [e.name for e in entries if e.limit == limit]

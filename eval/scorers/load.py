@@ -38,12 +38,7 @@ from dcar.sources.packages import imported
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
 from eval.methods.plugins import module_digest
-from eval.scorers.metrics import (
-    ListeningQuality,
-    NoiseQuality,
-    SpeakerSimilarity,
-    onnx_session,
-)
+from eval.scorers.metrics import ListeningQuality, NoiseQuality, SpeakerSimilarity, onnx_session
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]

@@ -181,11 +181,7 @@ class MTPViterbi(Method):
 
 
 def from_settings(
-    name: str,
-    decoder: AnyDecoder,
-    statistics: VerifierStatistics | None,
-    heads: int,
-    k: int,
+    name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, heads: int, k: int
 ) -> tuple[Method, dict[str, str]]:
     """Return the method with these settings, and the facts that its tokens depend on."""
     if heads > decoder.config.num_prediction_heads:

@@ -107,9 +107,7 @@ class CorpusConfig:
     plan: str = setting("", "Work folder written by plan (blend).", place="folder")
     count: int = setting(1200, "Number of utterances (blend).", minimum=1)
     each: int = setting(
-        1,
-        "Utterances per voice (blend); most training utterances per voice (trim).",
-        minimum=1,
+        1, "Utterances per voice (blend); most training utterances per voice (trim).", minimum=1
     )
     seed: int = seed_setting(
         0, "Random seed for voices, speeds and texts; 0 = 20261122 for blend, 20261123 for add."

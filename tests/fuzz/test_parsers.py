@@ -117,11 +117,7 @@ yaml_text = piece(
     *(": ", "\n", "- ", "&a ", "!!python/object:os.system ", "9" * 5000, "? ", "\t"),
 )
 values = st.sampled_from(
-    [
-        "",
-        "\x00",
-        *"1 -1 nan 1e400 [] {} null true [1,2] ${x} ${out} /".split(),
-    ]
+    ["", "\x00", *"1 -1 nan 1e400 [] {} null true [1,2] ${x} ${out} /".split()]
 ) | st.text(max_size=10)
 keys = st.sampled_from(KEYS) | st.text(max_size=5)
 PARSERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {

@@ -176,7 +176,7 @@ def test_fingerprints_know_command_recipe_and_content(tmp_path):
 def test_values_of_a_command_may_contain_spaces_and_be_several_words():
     values = {"out": Path("/my runs/x"), "more": ["a=1", "b=[1, 2]"], "none": []}
     assert words("dcar train out={out}/car {more} {none}", values) == [
-        *("dcar", "train", "out=/my runs/x/car", "a=1", "b=[1, 2]"),
+        *("dcar", "train", "out=/my runs/x/car", "a=1", "b=[1, 2]")
     ]
 
 

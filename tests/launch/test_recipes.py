@@ -345,7 +345,7 @@ def test_two_updates_of_a_chunk_scorer(recipe, data, tmp_path):
 def test_two_updates_of_a_vocoder(recipe, tmp_path):
     toy_data(tmp_path)
     small = [
-        *"max_steps=2 eval_steps=2 per_device_train_batch_size=2 renderer_batch_size=2".split(),
+        *"max_steps=2 eval_steps=2 per_device_train_batch_size=2 renderer_batch_size=2".split()
     ]
     pack = f"data={tmp_path / 'pack.safetensors'}"
     folder = train_vocoder(

@@ -27,12 +27,7 @@ SMALLER = {  # program and its first argument → settings appended to the print
         "save_steps=2",
         "per_device_train_batch_size=2",
     ],
-    "dcar compare": [
-        "limit=2",
-        "timing_utterances=0",
-        "audio_utterances=1",
-        "resamples=100",
-    ],
+    "dcar compare": ["limit=2", "timing_utterances=0", "audio_utterances=1", "resamples=100"],
     "dcar train-vocoder": ["max_steps=2", "eval_steps=2"],
 }
 

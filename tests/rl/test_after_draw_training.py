@@ -21,12 +21,7 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import (
-    CandidatePolicy,
-    CandidatePolicyConfig,
-    HiddenPolicy,
-    HiddenPolicyConfig,
-)
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 from rl import pass_cost
 from rl.pass_cost import PassCost, measure_pass_cost
 from rl.policies import make_policy

@@ -30,13 +30,7 @@ from trl import TrlParser
 
 from dcar.config import load_config
 from dcar.decoding import FixedChunk, RandomChunk, decode
-from dcar.errors import (
-    CheckpointError,
-    ConfigError,
-    RewardError,
-    StoppedError,
-    TrainingError,
-)
+from dcar.errors import CheckpointError, ConfigError, RewardError, StoppedError, TrainingError
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
 from heads.policy import ChunkPolicy, HiddenPolicy, HiddenPolicyConfig
@@ -215,14 +209,7 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     items = trainer.eval_dataset.items
 
     def fixed(rule):
-        results = decode(
-            trainer.base,
-            items,
-            rule,
-            trainer.args.sampling,
-            seed=2,
-            batch_size=200,
-        )
+        results = decode(trainer.base, items, rule, trainer.args.sampling, seed=2, batch_size=200)
         heard = ToyRecognizer().transcribe([np.asarray(r.tokens, np.float32) for r in results], 50)
         passes = sum(r.passes for r in results)
         return score_corpus([i.text for i in items], heard).wer, sum(

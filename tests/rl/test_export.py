@@ -236,10 +236,7 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     card = (out / "README.md").read_text()
     assert re.search(r"\| `noise` \| \[B, 5, 3, 13\] float32", card)
     for name, answer, dtype in zip(
-        ("log_probs", "logits", "tokens"),
-        answers,
-        ("float32", "float32", "int64"),
-        strict=True,
+        ("log_probs", "logits", "tokens"), answers, ("float32", "float32", "int64"), strict=True
     ):
         shape = ", ".join(["B", *map(str, answer.shape[1:])])
         assert f"| {name} | [{shape}] {dtype}" in card and str(answer.dtype) == f"torch.{dtype}"

@@ -40,13 +40,7 @@ from rl.transcription import GroundTruth, RolloutRecord, synthesise
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
     item = next(i for i in toy_items(50, name=f"r{index}-") if len(i.text_ids) == units)
     result = DecodeResult(
-        item.utterance_id,
-        "dcar",
-        0,
-        list(tokens),
-        False,
-        len(actions),
-        sizes=list(actions),
+        item.utterance_id, "dcar", 0, list(tokens), False, len(actions), sizes=list(actions)
     )
     return RolloutRecord(item, index, 0, result)
 

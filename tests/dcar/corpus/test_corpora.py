@@ -61,11 +61,7 @@ def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
 def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
     """A manifest that lhotse itself wrote: two stretches of one recording, and a whole one."""
     lhotse = pytest.importorskip("lhotse")
-    sf.write(
-        tmp_path / "long.flac",
-        np.concatenate([tone(1.0, 200), tone(1.5, 400)]),
-        RATE,
-    )
+    sf.write(tmp_path / "long.flac", np.concatenate([tone(1.0, 200), tone(1.5, 400)]), RATE)
     sf.write(tmp_path / "short.wav", tone(0.8, 250), RATE)
     cuts = []
     for i, (file, start, duration, text, speaker) in enumerate(

@@ -139,13 +139,7 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
     for turn in range(3):
         for result, wanted in zip(
             engine.decode(prompts),
-            decode(
-                decoder,
-                prompts,
-                engine.method,
-                SAMPLING,
-                record_hidden=True,
-            ),
+            decode(decoder, prompts, engine.method, SAMPLING, record_hidden=True),
             strict=True,
         ):
             check(result, wanted, 1e-5)
@@ -295,24 +289,12 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
     token = next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids)
     sampling = SamplingConfig(temperature=0, max_tokens=2)
     with pytest.raises(DistributionError, match="utt5: .*token 0") as raised:
-        decode(
-            broken(token),
-            [prompts[2], prompts[5]],
-            FixedChunk(1),
-            sampling,
-            batch_size=1,
-        )
+        decode(broken(token), [prompts[2], prompts[5]], FixedChunk(1), sampling, batch_size=1)
     assert raised.value.finished == []  # the longest text is first
     short = replace(prompts[5], text_ids=prompts[5].text_ids[:2])
     for rows in (1, 2):
         with pytest.raises(DistributionError, match="utt5: .*token 0") as raised:
-            decode(
-                broken(token),
-                [prompts[2], short],
-                FixedChunk(2),
-                sampling,
-                batch_size=rows,
-            )
+            decode(broken(token), [prompts[2], short], FixedChunk(2), sampling, batch_size=rows)
         assert [r.utterance_id for r in raised.value.finished] == ["utt2"]
 
 

@@ -59,11 +59,7 @@ def test_a_gpu_decodes_what_the_cpu_decodes(device, name, monkeypatch):
 def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     here, there = policy_of(), policy_of().to(device)
     engine = Engine(
-        tiny_decoder().to(device),
-        PolicyChunk(there, "sample"),
-        SAMPLING,
-        2,
-        graphs=True,
+        tiny_decoder().to(device), PolicyChunk(there, "sample"), SAMPLING, 2, graphs=True
     )
     spoken = set()
     for turn in range(3):

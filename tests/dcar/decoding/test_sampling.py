@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from dcar.errors import ConfigError
-from dcar.sampling import (
-    STREAMS,
-    SamplingConfig,
-    group_keys,
-    sample,
-    uniform,
-    utterance_keys,
-    warp,
-)
+from dcar.sampling import STREAMS, SamplingConfig, group_keys, sample, uniform, utterance_keys, warp
 from dcar.ties import first_of_equals, likeliest, rank
 
 LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])

@@ -346,12 +346,7 @@ def write_wave(path: Path, kind: str) -> Path:
     wave = chirp(1.6, 3)
     broken = np.where(np.arange(len(wave)) == 100, np.nan, wave)
     noise = 0.1 * np.random.default_rng(0).standard_normal(len(wave))
-    waves = {
-        "short": wave[: int(0.4 * RATE)],
-        "nan": broken,
-        "silent": 0 * wave,
-        "unvoiced": noise,
-    }
+    waves = {"short": wave[: int(0.4 * RATE)], "nan": broken, "silent": 0 * wave, "unvoiced": noise}
     if kind in waves:
         sf.write(path, waves[kind], RATE, subtype="FLOAT")
     elif kind == "folder":

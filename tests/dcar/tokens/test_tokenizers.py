@@ -16,12 +16,7 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, Da
 from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import best_path
-from dcar.tokens.fit import (
-    FitTokenizerConfig,
-    discriminant_projection,
-    information,
-    sharpen,
-)
+from dcar.tokens.fit import FitTokenizerConfig, discriminant_projection, information, sharpen
 from dcar.tokens.fit import run as fit
 from dcar.tokens.hubert import parse_encoder
 from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids

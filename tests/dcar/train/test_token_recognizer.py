@@ -42,8 +42,7 @@ def settings(data, out, **changes) -> dict:
 
 def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
     return TrainTokenRecognizerConfig(
-        **settings(data, out, **changes),
-        model=TokenRecognizerConfig(hidden_size=16),
+        **settings(data, out, **changes), model=TokenRecognizerConfig(hidden_size=16)
     )
 
 
@@ -68,12 +67,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
 @pytest.mark.slow
 def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
     options = settings(data, tmp_path / "two", max_steps=2, per_device_train_batch_size=3)
-    two_processes(
-        "-m",
-        "dcar.train.token_recognizer",
-        *arguments(options),
-        "model.hidden_size=16",
-    )
+    two_processes("-m", "dcar.train.token_recognizer", *arguments(options), "model.hidden_size=16")
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")
     told = model.log_likelihood(dev["speech"], dev["text_ids"])

@@ -31,13 +31,7 @@ from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, pack_training_data, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig, run
 from dcar.vocoder.training.trainer import Trainer, acoustic_loss
-from dcar.voices.features import (
-    SPEAKER_DIM,
-    same_istft,
-    same_stft,
-    speaker_features,
-    track_f0,
-)
+from dcar.voices.features import SPEAKER_DIM, same_istft, same_stft, speaker_features, track_f0
 
 EXACTLY = {"rtol": 0, "atol": 0}
 

@@ -52,9 +52,7 @@ def analysis(tmp_path, monkeypatch):
     """Settings of an analysis, whose recogniser and similarity are stand-ins."""
     write_prepared(tmp_path / "data", train=2, dev=4)
     tiny_decoder(
-        text_vocab_size=TEXT_VOCAB_SIZE,
-        tokenizer="tiny@abc",
-        phonemes=PHONEME_VERSION,
+        text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION
     ).save_pretrained(tmp_path / "decoder")
     for name, stand_in in (
         ("load_recognizer", lambda name, device: Judge()),

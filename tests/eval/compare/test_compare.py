@@ -142,9 +142,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_the_first(
-    tmp_path,
-):
+def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_the_first(tmp_path):
     """Sentences and a list of three texts: two tables and two verdicts from one command, which
     continues where it stopped; `sd` has two sentences and none of the list."""
     texts = [
@@ -172,10 +170,7 @@ def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_
         (name, 3) for name in ("far", "car-1", "car-2", "car-3", "dcar")
     ]
     rows = {r["method"]: r for r in result["rows"]}
-    assert {name: r["n"] for name, r in rows.items()} == {
-        **dict.fromkeys(rows, 6),
-        "sd": 2,
-    }
+    assert {name: r["n"] for name, r in rows.items()} == {**dict.fromkeys(rows, 6), "sd": 2}
     records = records_of(tmp_path)
     assert Counter(r.get("texts") for r in records) == {None: 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
     alone = spoken(
@@ -406,11 +401,7 @@ def test_verifying_methods_carry_their_accounting(tmp_path):
     assert list(rows) == ["car-2", "sd", "ssd-0", "ssd-0.4"]
     tools = tiny_tools()
     direct = decode(
-        tools.models.decoder,
-        tools.items,
-        SpeculativeDecoding("sd", HeadDrafter(3)),
-        SHORT,
-        seed=0,
+        tools.models.decoder, tools.items, SpeculativeDecoding("sd", HeadDrafter(3)), SHORT, seed=0
     )
     accepted, proposed = sum(sum(r.accepted) for r in direct), sum(sum(r.proposed) for r in direct)
     assert 0 < accepted < proposed and rows["sd"]["accepted"] == accepted / proposed

@@ -34,11 +34,7 @@ from eval.methods.spec import MethodSpec, read_methods
         ("dcar@d0.3", "DCAR", "0.3"),
         ("dcar@n8@t0.4", "DCAR (8 candidates, T 0.4)", ""),
         ("best-of-10-4", "best of several chunks", "10-4"),
-        (
-            "ssd-0.4-eos@draft@t0.6-p0.9",
-            "SSD (eos, draft model, T 0.6, top-p 0.9)",
-            "0.4",
-        ),
+        ("ssd-0.4-eos@draft@t0.6-p0.9", "SSD (eos, draft model, T 0.6, top-p 0.9)", "0.4"),
         ("random-2-3@tuned", "random size (own best)", "2-3"),
     ],
 )
@@ -73,11 +69,7 @@ def test_names_in_sentences_are_short(name, short):
     [
         (
             ["ssd-0.4", "car-10", "ssd-0", "car-2", "far"],  # by number, not by text
-            {
-                "FAR": ["far"],
-                "CAR-k": ["car-2", "car-10"],
-                "SSD": ["ssd-0", "ssd-0.4"],
-            },
+            {"FAR": ["far"], "CAR-k": ["car-2", "car-10"], "SSD": ["ssd-0", "ssd-0.4"]},
         ),
         (
             ["dcar@n16", "car-2", "dcar@n4@t0", "dcar@n8", "dcar", "dcar@n4"],

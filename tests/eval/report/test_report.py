@@ -23,12 +23,7 @@ from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import PLOTS, draw_plots, read_log, series
 from eval.report.sections import matrix
-from eval.report.summary import (
-    best_sentence,
-    terminal_text,
-    unsteady_times,
-    verdict,
-)
+from eval.report.summary import best_sentence, terminal_text, unsteady_times, verdict
 from eval.report.table import column_groups, main_columns, rival_sentences
 from eval.results.pareto import difference
 

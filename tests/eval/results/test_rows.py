@@ -11,24 +11,12 @@ from hypothesis import strategies as st
 
 from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
-from eval.results.rows import (
-    FEWEST,
-    MOST_BINS,
-    acceptance,
-    by_length,
-    length_bins,
-    make_rows,
-)
+from eval.results.rows import FEWEST, MOST_BINS, acceptance, by_length, length_bins, make_rows
 from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
 def test_corpus_counts_by_hand():
-    first = dict(
-        truncated=True,
-        draft_passes=3,
-        proposed=[2, 2],
-        accepted=[2, 0],
-    )
+    first = dict(truncated=True, draft_passes=3, proposed=[2, 2], accepted=[2, 0])
     records = [
         made_record(
             "car-2",
@@ -174,11 +162,7 @@ def test_relaxed_verifiers_are_measured_against_their_own_sd(method, methods, ba
 
 
 def rounds_of(uid: str, rounds: list[tuple[int, int]]) -> dict:
-    return {
-        "id": uid,
-        "proposed": [p for p, _ in rounds],
-        "accepted": [a for _, a in rounds],
-    }
+    return {"id": uid, "proposed": [p for p, _ in rounds], "accepted": [a for _, a in rounds]}
 
 
 def test_counted_by_hand():

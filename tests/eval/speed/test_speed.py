@@ -59,7 +59,7 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtyp
     asked = ["parts=[steps]", "num_candidates=3", "heads=shared", f"dtype={dtype}"]
     _lines, rows = measured(*asked, "repeats=5", "chunks=[1,10]")
     assert {what for what in rows if "ms per step" in what} == {
-        *("CAR-1, ms per step", "CAR-10, ms per step", "floor of bytes, ms per step"),
+        *("CAR-1, ms per step", "CAR-10, ms per step", "floor of bytes, ms per step")
     }
     values = rows["CAR-10, ms per step"].values
     assert set(values) == {"", "if a policy (after the draw) decides"}
@@ -92,7 +92,7 @@ def test_methods_are_timed_at_two_batches(measured):
 
 def test_a_preset_is_the_amount_of_work():
     assert [SpeedConfig(quick=quick).preset(size) for quick in (False, True) for size in SIZES] == [
-        *(FULL, FULL, FULL, QUICK, QUICK, BRIEF),
+        *(FULL, FULL, FULL, QUICK, QUICK, BRIEF)
     ]
     assert BRIEF.load.tokens < QUICK.load.tokens < FULL.load.tokens
 
@@ -194,9 +194,7 @@ def test_a_policy_survives_rounding(tmp_path):
     policy.save_pretrained(tmp_path / "policy")
     models = load_all(
         SpeedConfig(
-            decoder=str(tmp_path / "car"),
-            policy=str(tmp_path / "policy"),
-            dtype="bfloat16",
+            decoder=str(tmp_path / "car"), policy=str(tmp_path / "policy"), dtype="bfloat16"
         ),
         "starter",
     )

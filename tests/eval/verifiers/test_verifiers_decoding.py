@@ -4,13 +4,7 @@ test_verifiers_oracle.py."""
 import pytest
 import torch
 from tiny_decoders import tiny_decoder
-from tiny_verifiers import (
-    FALSE_ALARM,
-    goodness,
-    imperfect_draft,
-    method_of,
-    sequence_distribution,
-)
+from tiny_verifiers import FALSE_ALARM, goodness, imperfect_draft, method_of, sequence_distribution
 
 from dcar.decoding import DecodeResult, Prompt, decode
 from dcar.model.car import CARDecoder

@@ -22,9 +22,7 @@ SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=0.6, top_k=4), Samplin
 
 
 def random_distributions(
-    seed: int,
-    sampling: SamplingConfig = SAMPLINGS[0],
-    size: int = VOCABULARY,
+    seed: int, sampling: SamplingConfig = SAMPLINGS[0], size: int = VOCABULARY
 ) -> tuple[Tensor, Tensor]:
     """Target distribution q and draft distribution p [V], float64; warped, so that some tokens
     are impossible in one or both."""

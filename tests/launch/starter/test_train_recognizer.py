@@ -83,8 +83,7 @@ def settings(speech, out, **changes) -> dict:
 
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
     return TrainEncoderRecognizerConfig(
-        **settings(speech, out, **changes),
-        model=EncoderRecognizerConfig(hidden_size=16),
+        **settings(speech, out, **changes), model=EncoderRecognizerConfig(hidden_size=16)
     )
 
 

@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dcar.errors import DataError
-from dcar.storage import write_text
+from dcar.storage import write_text, writing
 
 PACKAGES = "dcar torch transformers trl accelerate datasets nemo_toolkit jiwer numpy".split()
 
@@ -65,11 +64,6 @@ def provenance(**inputs: Any) -> dict[str, Any]:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON atomically: the file is either the old one or the complete new one. Raises
-    DataError if it cannot be written."""
-    try:
+    StorageError if it cannot be written."""
+    with writing(path):
         write_text(path, json.dumps(value, indent=2, default=float) + "\n")
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written ({error}); free some space or choose another folder, and "
-            "run the command again: finished work is kept"
-        ) from error

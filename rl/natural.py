@@ -45,11 +45,6 @@ class NaturalGradient(torch.optim.Optimizer):
     ):
         """Make the optimiser; iterations: largest number of conjugate gradient iterations."""
         super().__init__([p for p in parameters if p.requires_grad], {"lr": lr})
-        if len(self.param_groups) != 1:
-            raise ValueError(
-                "NaturalGradient takes one parameter group, because F belongs to all weights "
-                f"together; not {len(self.param_groups)}"
-            )
         self.curvature, self.damping, self.iterations = curvature, damping, iterations
 
     @torch.no_grad()

@@ -14,18 +14,11 @@ from dcar.decoding import Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
 
-RECORDS = (
-    "tokens",
-    "truncated",
-    "passes",
-    "draft_passes",
-    "emitted",
-    "sizes",
-    "decision_positions",
-    "chosen",
-    "proposed",
-    "accepted",
-    "prompt_length",
+RECORDS = tuple(
+    (
+        "tokens truncated passes draft_passes emitted sizes decision_positions chosen "
+        "proposed accepted prompt_length"
+    ).split()
 )
 ROUNDING = {"float64": 1e-6, "float32": 1e-5}
 """Tolerance of probabilities and states; even in float64, distributions are passed on in

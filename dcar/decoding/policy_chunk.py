@@ -187,8 +187,6 @@ def check_policy(policy: ChunkPolicy, heads: int) -> None:
 
 def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
     """Raise ConfigError for a number of candidates that this policy cannot choose among."""
-    if num_candidates < 1:
-        raise ConfigError(f"num_candidates must be at least 1, not {num_candidates}")
     if num_candidates > 1 and policy.chunk_scorer is None:
         raise ConfigError(
             f"num_candidates={num_candidates}: this policy cannot choose among candidates; train "

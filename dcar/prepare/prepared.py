@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
-RESUME = "free some space and run again (finished shards are kept)"
 
 TEXT_ID, SPEECH_TOKEN = "text id", "speech token"
 COLUMNS: dict[str, str | list[str]] = {
@@ -144,22 +143,20 @@ def assemble(
 
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the
     phoneme inventory and the counts of each split. compress: write smaller files, which are read
-    into memory instead of being memory-mapped. Raises DataError if they cannot be written.
+    into memory instead of being memory-mapped. Raises StorageError if they cannot be written.
     """
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     made_by = record["tokenizer"]
     columns = features(made_by["vocab_size"], residual="layers" in made_by)
     counts: dict[str, dict[str, float]] = {}
-    try:
+    with writing(out):
         for split, files in shards.items():
             (building / split).mkdir(parents=True)
             counts[split] = _join(files, building / split / TABLE, columns, compress)
             _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
         put_in_place(building, out, {"phonemes": phonemes, "counts": counts, **record})
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error}); {RESUME}") from error
 
 
 def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:

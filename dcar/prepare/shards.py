@@ -22,8 +22,8 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError, TextError
-from dcar.prepare.prepared import RESUME, copy_name, features, read_json
-from dcar.storage import digest, file_differences, replacing
+from dcar.prepare.prepared import copy_name, features, read_json
+from dcar.storage import digest, file_differences, replacing, writing
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import prompt_statistics, with_embedding
@@ -317,14 +317,11 @@ def _voices(recordings: Sequence[Analysed], encoder: Encoder) -> list[np.ndarray
 
 
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
-    """Write a parquet file and return its digest. Raises DataError if it cannot be written."""
+    """Write a parquet file and return its digest. Raises StorageError if it cannot be written."""
     import pyarrow.parquet as pq
 
-    try:
-        with replacing(file) as part:
-            pq.write_table(table, part)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
+    with writing(file), replacing(file) as part:
+        pq.write_table(table, part)
     return digest(file)
 
 

@@ -48,8 +48,6 @@ class BestOfChunk(ChunkRule):
         self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
     ):
         self.name = name or f"best-of-{size}-{num_candidates}"
-        if num_candidates < 2:
-            raise ConfigError(f"{self.name}: needs at least 2 candidates, not {num_candidates}")
         self.longest = size
         self.num_candidates = num_candidates
         self.chunk_scorer = chunk_scorer

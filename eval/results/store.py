@@ -25,7 +25,7 @@ from dcar.errors import ConfigError, DataError, check_format
 from dcar.prompts.choose import by_digest
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer, transcripts
-from dcar.storage import digest_of
+from dcar.storage import digest_of, writing
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
 from dcar.tokens.alignment import PhonemeAligner
 from dcar.vocoder.base import Vocoder
@@ -73,15 +73,9 @@ class Tools:
         """Keep `limit` utterances of every set of texts (`choose_items`), the same for every prompt
         seed; the first seed is that of `items`.
 
-        Raises ConfigError for prompt seeds without prompts, or whose prompts are those of the
-        first.
+        Raises ConfigError for prompt seeds whose prompts are those of the first.
         """
         self.items = choose_items(self.items, limit)
-        if absent := [seed for seed in prompt_seeds[1:] if seed not in self.other_prompts]:
-            raise ConfigError(
-                f"prompt_seeds {absent}: no prompts were loaded for them; give them in "
-                "`other_prompts`"
-            )
         self.other_prompts = {
             seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]
         }
@@ -121,26 +115,16 @@ class RecordStore:
 
     def open(self) -> None:
         """Prepare the shard for appending: after a crash its last line may be incomplete."""
-        try:
+        with writing(self.shard):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.shard.exists():
                 data = self.shard.read_bytes()
                 if data and not data.endswith(b"\n"):
                     os.truncate(self.shard, data.rfind(b"\n") + 1)
-        except OSError as error:
-            raise DataError(
-                f"{self.shard}: cannot be written ({error}); choose another `out`"
-            ) from error
 
     def append(self, record: Record) -> None:
-        try:
-            with self.shard.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise DataError(
-                f"{self.shard}: could not be written ({error}); free some space and run again: all "
-                "finished records are kept"
-            ) from error
+        with writing(self.shard), self.shard.open("a") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def read_jsonl(

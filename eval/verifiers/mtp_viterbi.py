@@ -35,7 +35,7 @@ from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Method
 from dcar.decoding.chunks import check_size
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.ties import likeliest
 from eval.verifiers.statistics import VerifierStatistics, needed
@@ -46,21 +46,11 @@ ALPHA = 0.01  # smoothing of the transitions
 
 def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
     """Count the pairs that occur, including start and end of speech. Return keys previous * (codes
-    + 2) + next, ascending, and counts.
-
-    Raises DataError for a token outside the codebook, and if there are no utterances.
-    """
-    if not utterances:
-        raise DataError("no utterances to count transitions in; choose a split that is not empty")
+    + 2) + next, ascending, and counts."""
     found: list[np.ndarray] = []
     states = codes + 2
-    for i, tokens in enumerate(utterances):
+    for tokens in utterances:
         line = np.concatenate(([codes + 1], np.asarray(tokens, np.int64), [codes]))
-        if len(line) > 2 and not 0 <= line[1:-1].min() <= line[1:-1].max() < codes:
-            raise DataError(
-                f"utterance {i} has a token outside the codebook of {codes}; prepare the corpus "
-                "with the decoder's tokenizer"
-            )
         found.append(line[:-1] * states + line[1:])
     keys, counts = np.unique(np.concatenate(found), return_counts=True)
     return torch.from_numpy(keys), torch.from_numpy(counts.astype(np.int64))

@@ -53,15 +53,7 @@ def arguments(config: DistilConfig) -> list[str]:
     """What the fixture has set but `out` and `sampling`."""
     return [
         f"{name}={json.dumps(getattr(config, name))}"
-        for name in (
-            "data",
-            "decoder",
-            "methods",
-            "samples",
-            "token_recognizer",
-            "prompt_tokens",
-            "lowest_score",
-        )
+        for name in "data decoder methods samples token_recognizer prompt_tokens lowest_score".split()
     ]
 
 

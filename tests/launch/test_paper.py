@@ -25,21 +25,10 @@ from launch import paper
 from launch.paper import PaperConfig, of_stages, pipeline
 from launch.pipeline import Job
 
-NAMES = [
-    "tokenizer",
-    "prepared",
-    "testset",
-    "far",
-    "car",
-    "pack",
-    "vocoder",
-    "profile",
-    "dcpo_2_3",
-    "policy_2_3",
-    "dcpo_2_3_4",
-    "policy_2_3_4",
-    "compare",
-]
+NAMES = (
+    "tokenizer prepared testset far car pack vocoder profile dcpo_2_3 policy_2_3 "
+    "dcpo_2_3_4 policy_2_3_4 compare"
+).split()
 
 
 def module_of(stage: Job) -> tuple[str, list[str]]:
@@ -182,30 +171,17 @@ def test_the_script_takes_folders_from_where_it_is_called(tmp_path):
 
 # --- a rehearsal ----------------------------------------------------------------------------------
 
-STEPS = [
-    "bf16=false",
-    "logging_steps=1",
-    "dataloader_num_workers=0",
-    "save_steps=10",
-    "eval_steps=40",
-    "max_steps=40",
-    "per_device_train_batch_tokens=2000",
-]
-DECODER = [
-    "model.hidden_size=32",
-    "model.num_layers=1",
-    "model.num_attention_heads=2",
-    "model.ffn_size=32",
-    "model.head_blocks=1",
-]
-POLICY = [
-    "min_seconds=0",
-    "limit=4",
-    "eval_limit=2",
-    "num_train_epochs=1",
-    "policy_heads=2",
-    "max_completion_length=20",
-]
+STEPS = (
+    "bf16=false logging_steps=1 dataloader_num_workers=0 save_steps=10 eval_steps=40 "
+    "max_steps=40 per_device_train_batch_tokens=2000"
+).split()
+DECODER = (
+    "model.hidden_size=32 model.num_layers=1 model.num_attention_heads=2 "
+    "model.ffn_size=32 model.head_blocks=1"
+).split()
+POLICY = (
+    "min_seconds=0 limit=4 eval_limit=2 num_train_epochs=1 policy_heads=2 max_completion_length=20"
+).split()
 TINY = {
     "tokenizer": ["vocab_size=32", "max_frames=4000", "sample_hours=0.02"],
     "prepared": ["filter_seconds=[1,20]", "num_proc=1"],

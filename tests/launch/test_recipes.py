@@ -53,14 +53,10 @@ PAPERS = r"arXiv \d{4}\.\d{5}|Interspeech 2025"
 PAPER = [r for r in recipes.shipped() if re.search(PAPERS, r.summary)]
 SMALL = dict(hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64, text_vocab_size=64)
 NAMED = dict(speech_vocab_size=CODES, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
-TWO_UPDATES = [
-    "max_steps=2",
-    "logging_steps=1",
-    "save_steps=1000",
-    "eval_steps=1000",
-    "dataloader_num_workers=0",
-    "prompt_tokens=5",
-]
+TWO_UPDATES = (
+    "max_steps=2 logging_steps=1 save_steps=1000 eval_steps=1000 "
+    "dataloader_num_workers=0 prompt_tokens=5"
+).split()
 
 
 def of(*kinds: str) -> list[str]:

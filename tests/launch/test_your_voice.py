@@ -20,13 +20,9 @@ SMALLER = {  # program and its first argument → settings appended to the print
     "dcar prepare": [],
     "dcar speak": [],
     "-m dcar.vocoder.training.pack": [],
-    "dcar train": [
-        "max_steps=2",
-        "warmup_steps=1",
-        "eval_steps=2",
-        "save_steps=2",
-        "per_device_train_batch_size=2",
-    ],
+    "dcar train": (
+        "max_steps=2 warmup_steps=1 eval_steps=2 save_steps=2 per_device_train_batch_size=2"
+    ).split(),
     "dcar compare": ["limit=2", "timing_utterances=0", "audio_utterances=1", "resamples=100"],
     "dcar train-vocoder": ["max_steps=2", "eval_steps=2"],
 }

@@ -144,10 +144,6 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
 def test_refuses_what_cannot_be_chosen_among():
     for message, ask in (
         ("chunk_scorer", lambda: PolicyChunk(candidates_policy(), num_candidates=4)),
-        ("not 0", lambda: PolicyChunk(scored(), num_candidates=0)),
-        ("at least 2", lambda: BestOfChunk(3, 1, scored().chunk_scorer)),
-        ("'greedy' .*'sample'.*'best'", lambda: PolicyChunk(candidates_policy(), "best")),
-        ("dial .*nan", lambda: PolicyChunk(candidates_policy(), dial=float("nan"))),
         ("sizes", lambda: RandomChunk([])),
     ):
         with pytest.raises(ConfigError, match=message):

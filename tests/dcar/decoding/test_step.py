@@ -35,16 +35,8 @@ SAMPLINGS = {
     "greedy": SamplingConfig(temperature=0, max_tokens=20),
     "top-k": SamplingConfig(temperature=0.8, top_k=5, min_tokens=5, max_tokens=20),
 }
-RECORDS = (
-    "tokens",
-    "truncated",
-    "passes",
-    "draft_passes",
-    "emitted",
-    "sizes",
-    "accepted",
-    "proposed",
-    "prompt_length",
+RECORDS = tuple(
+    ("tokens truncated passes draft_passes emitted sizes accepted proposed prompt_length").split()
 )
 """Without `chosen`: equal candidates score equally up to rounding, so either may be chosen."""
 

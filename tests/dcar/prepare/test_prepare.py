@@ -14,7 +14,7 @@ from tiny_corpora import rows_of, tone, toy_prepare, toy_settings, write_manifes
 from tiny_data import ToyEncoder, ToyTokenizer
 from tones import noise
 
-from dcar.errors import AudioError, ConfigError, DataError
+from dcar.errors import AudioError, ConfigError, DataError, StorageError
 from dcar.prepare import prepared
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.recordings import source_utterances
@@ -116,7 +116,7 @@ def test_the_disk_fills_up(corpus, tmp_path, monkeypatch):
         real(table, path, **kwargs)
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(DataError, match="train-000001.parquet: .*Errno 28"):
+    with pytest.raises(StorageError, match="train-000001.parquet: .*Errno 28"):
         toy_prepare(toy_settings(corpus, tmp_path / "p"))
     assert [p.suffix for p in (tmp_path / ".p.partial").glob("*/*.parquet*")] == [".parquet"]
     rest = ToyTokenizer()

@@ -18,17 +18,11 @@ from tiny_backbones import tiny_backbone
 from tiny_data import counting, write_prepared
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = [
-    "prompt_tokens=5",
-    "per_device_train_batch_size=4",
-    "max_steps=4",
-    "save_steps=2",
-    "eval_steps=4",
-    "logging_steps=1",
-    "warmup_steps=1",
-    "learning_rate=0.003",
-    "gradient_checkpointing=true",
-]
+SETTINGS = (
+    "prompt_tokens=5 per_device_train_batch_size=4 max_steps=4 save_steps=2 "
+    "eval_steps=4 logging_steps=1 warmup_steps=1 learning_rate=0.003 "
+    "gradient_checkpointing=true"
+).split()
 CAR = (
     "model.hidden_size=32 model.num_layers=2 model.num_attention_heads=2 model.ffn_size=64 "
     "model.text_vocab_size=64 model.num_prediction_heads=3 model.head_blocks=1 model.bos=true "

@@ -188,20 +188,10 @@ def test_models_belong_together():
 
 
 def test_every_verifier_runs_under_its_name(models, prompts):
-    names = [
-        "sd",
-        "sd@draft",
-        "ssd-0.4",
-        "ssd-0.4@draft:2",
-        "pcg-0.42",
-        "pcg-0.42@draft",
-        "typical",
-        "topk-verify-50",
-        "vadusa-1-chain",
-        "vadusa-2-n4",
-        "mtp-viterbi-3",
-        "entropy@2",
-    ]
+    names = (
+        "sd sd@draft ssd-0.4 ssd-0.4@draft:2 pcg-0.42 pcg-0.42@draft typical "
+        "topk-verify-50 vadusa-1-chain vadusa-2-n4 mtp-viterbi-3 entropy@2"
+    ).split()
     entries = make_methods(names, models["all"])
     assert [e.name for e in entries] == names
     assert len({(*tuple(sorted(e.identity.items())), e.name) for e in entries}) == len(names)

@@ -43,17 +43,10 @@ def test_names_say_their_sampling_and_are_written_back(name, method, own):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "car-5@t",
-        "car-5@t-1",
-        "car-5@t0.4-x",
-        "car-5@t0.4k10",
-        "car-5@t0.4-p0.9-k10",
-        "car-5@t0.4@t0.5",
-        "sd@t0.4@draft",
-        "car-5@t.4",
-        "car-5@tuned-2",
-    ],
+    (
+        "car-5@t car-5@t-1 car-5@t0.4-x car-5@t0.4k10 car-5@t0.4-p0.9-k10 car-5@t0.4@t0.5 "
+        "sd@t0.4@draft car-5@t.4 car-5@tuned-2"
+    ).split(),
 )
 def test_malformed_samplings_are_refused_before_anything_is_loaded(name):
     with pytest.raises(ConfigError, match="method '") as error:
@@ -72,21 +65,10 @@ def test_impossible_samplings_are_refused_and_named():
 def test_every_kind_takes_a_sampling_and_what_it_leaves_open_is_the_common_one():
     models = tiny_tools().models
     models.draft = tiny_decoder(heads=1, seed=3)
-    names = [
-        "far",
-        "car-3",
-        "random-2-3",
-        "dcar",
-        "dcar-sampled",
-        "entropy-0.8",
-        "sd",
-        "ssd-0.4",
-        "pcg-0.1",
-        "typical",
-        "vadusa-1-chain",
-        "topk-verify-2",
-        "sd@draft:2",
-    ]
+    names = (
+        "far car-3 random-2-3 dcar dcar-sampled entropy-0.8 sd ssd-0.4 pcg-0.1 typical "
+        "vadusa-1-chain topk-verify-2 sd@draft:2"
+    ).split()
     plain = make_methods(names, models, COMMON)
     own = make_methods([f"{n}@t0.5-p0.9" for n in names], models, COMMON)
     assert [e.sampling for e in plain] == [COMMON] * len(names)
@@ -147,17 +129,9 @@ def test_braces_expand_in_order():
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        "ssd-{0,1",
-        "ssd-0,1}",
-        "ssd-{0,{1,2}}",
-        "ssd-{}",
-        "ssd-{0}",
-        "ssd-{0,}",
-        "ssd-{,1}",
-        "ssd-{0,1}}",
-        "ssd-}0,1{",
-    ],
+    (
+        "ssd-{0,1 ssd-0,1} ssd-{0,{1,2}} ssd-{} ssd-{0} ssd-{0,} ssd-{,1} ssd-{0,1}} ssd-}0,1{"
+    ).split(),
 )
 def test_broken_braces_are_refused_and_named(bad):
     with pytest.raises(ConfigError) as error:

@@ -16,19 +16,10 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 NAMES = [
     str(spec)
     for spec in read_methods(
-        [
-            "far",
-            "car-{1,2,3}",
-            "dcar",
-            "entropy-{1,2}",
-            "mtp-viterbi-{2,3}",
-            "sd",
-            "ssd-{0,0.4}",
-            "pcg-{0.4,0.5}",
-            "vadusa-{2,3}",
-            "typical",
-            "topk-verify-{5,10}",
-        ]
+        (
+            "far car-{1,2,3} dcar entropy-{1,2} mtp-viterbi-{2,3} sd ssd-{0,0.4} "
+            "pcg-{0.4,0.5} vadusa-{2,3} typical topk-verify-{5,10}"
+        ).split()
     )
 ]
 

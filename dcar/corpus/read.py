@@ -1,17 +1,5 @@
-"""Corpora: many layouts in, one list (or stream) of utterances out, and every bad row reported with
-file and line.
-
-| kind | what is at `path` | split comes from |
-| --- | --- | --- |
-| folder | recordings, `NAME.wav` and `NAME.txt`; or a table (CSV, TSV) | folder, or column |
-| starter | the shipped corpus (default), or a folder of parquet files like it | file name |
-| ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | lists of ids |
-| jsonl | `id, audio, text, speaker[, prompt_audio, prompt_text, split]` | row or file name |
-| libritts | `subset/speaker/chapter/*.wav` and `.normalized.txt` (or one subset) | subset |
-| libriheavy, lhotse | cut manifest(s), `*.jsonl` or `*.jsonl.gz` | file name |
-| unicats | list `utterance-id prompt-id`; `audio_root` is the LibriTTS folder | test |
-| seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
-| datasets | `save_to_disk` folder, parquet file(s), `org/name[:config]` | split or folder |
+"""Corpora: the layouts of docs/data.md in, one list (or stream) of utterances out, and every bad
+row reported with file and line.
 
 Reading never stops at a bad row. Rows are checked here, after every reader and independently of the
 format, and a reader that cannot continue ends with a bad row as well. `read_corpus` returns

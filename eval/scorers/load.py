@@ -1,17 +1,10 @@
 """Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net) and predicted quality (DNSMOS,
 UTMOS).
 
-| similarity | model |
-| --- | --- |
-| `resemblyzer` | the packaged encoder; compares with the embedding in the prompt's features |
-| `wavlm:FOLDER_OR_NAME` | `WavLMForXVector` of transformers (microsoft/wavlm-base-plus-sv) |
-| `eres2net:FILE.onnx` | a 3D-Speaker model exported to ONNX as sherpa-onnx publishes it |
-
-| quality | model |
-| --- | --- |
-| `dnsmos` | the packaged network of P.835, overall quality |
-| `dnsmos-p808` | the packaged network of P.808 |
-| `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
+`resemblyzer` compares with the embedding in the prompt's features, `wavlm:FOLDER_OR_NAME` is a
+`WavLMForXVector` of transformers, `eres2net:FILE.onnx` a 3D-Speaker model as sherpa-onnx publishes
+it. `dnsmos` and `dnsmos-p808` are packaged networks, `utmos:CLONE#WEIGHTS.pt` is the UTMOS22 strong
+learner of tarepan/SpeechMOS.
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
 Scores of different scorers are not comparable; the name of the scorer is part of every table, and
@@ -270,7 +263,7 @@ class UTMOS:
 def load_similarity(
     spec: str, prompts: PromptAudio | None = None, device: str = "cpu"
 ) -> Similarity:
-    """Load a speaker similarity by name (see the module's table). Raises AssetError,
+    """Load a speaker similarity by name (see the module). Raises AssetError,
     CheckpointError or ConfigError."""
     kind, _, rest = spec.partition(":")
     if spec == "resemblyzer":
@@ -288,7 +281,7 @@ def load_similarity(
 def load_scorers(
     specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu"
 ) -> dict[str, Scorer]:
-    """Load scorers by the names of the module's tables, in the order of `specs`.
+    """Load scorers by the names in the module's docstring, in the order of `specs`.
 
     Raises AssetError or CheckpointError if a file is missing or wrong, and ConfigError for an
     unknown name and for two scorers of one name, which a table could not distinguish.

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from dcar.decoding.backend import Backend
 from dcar.decoding.columns import Columns, RotaryCache, window
-from dcar.decoding.stack import Stack, finish, project
+from dcar.decoding.stack import Stack, finish, queries_keys_values, rotate
 from heads.layers import TransformerLayer
 
 logger = logging.getLogger(__name__)
 
-OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True, "score_fusion_memory_threshold": 1}
-"""Options of Inductor. The first makes a product of a single row a reduction, into which the norm
-before it and the activation after it are fused. The second is the number of bytes that two kernels
-must share to be fused: a number of each row, of which there may be one, is 8 bytes."""
+OPTIONS: dict[str, Any] = {"deterministic": True, "score_fusion_memory_threshold": 1}
+"""Options of Inductor. The first lets no timing choose how sums are divided, so that tokens do not
+depend on what else a GPU did when a kernel was compiled. The second is the number of bytes that two
+kernels must share to be fused: a number of each row, of which there may be one, is 8 bytes."""
 VARIANTS = 256
 """Maximum number of variants of a part in a process: kinds of models, methods, and one row, several
 or many. torch's own limit of 8 would be reached by the third method."""
@@ -40,7 +40,7 @@ class Part:
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self._compiled: Callable[..., Any] | None = torch.compile(
-            function, fullgraph=True, options=OPTIONS
+            function, fullgraph=True, backend=by_inductor
         )
 
     def __call__(self, *args: Any) -> Any:
@@ -57,6 +57,48 @@ class Part:
             self._compiled = None
             warn(str(error).strip().partition("\n")[0])
             return self.function(*args)
+
+
+def by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """Compile a graph by Inductor, with products of a single row or column as sums.
+
+    With `coordinate_descent_tuning` Inductor makes them sums by itself. But then it also compiles
+    and times some ten variants of every kernel, one after another, when it first runs: minutes for
+    five methods."""
+    from torch._inductor import compile_fx, decomposition  # an import of seconds
+
+    table, aten = decomposition.select_decomp_table(), torch.ops.aten
+    sums = {
+        op: functools.partial(function, table[op])
+        for op, function in (
+            (aten.mm.default, summed),
+            (aten.bmm.default, summed),
+            (aten.addmm.default, summed_with_bias),
+        )
+    }
+    return compile_fx.compile_fx(
+        graph, inputs, config_patches=OPTIONS, decompositions={**table, **sums}
+    )
+
+
+def summed(otherwise: Callable[..., Any], a: Tensor, b: Tensor, *others: Any) -> Any:
+    """Multiply matrices a [..., M, K] and b [..., K, N] on a GPU by a sum if M or N is 1. Inductor
+    fuses the norm before it and the activation after it into a sum, but not into a product."""
+    if a.device.type == "cpu" or 1 not in (a.shape[-2], b.shape[-1]):
+        return otherwise(a, b, *others)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    products = a.unsqueeze(-1).to(wide) * b.unsqueeze(-3).to(wide)
+    return products.sum(-2).to(a.dtype)
+
+
+def summed_with_bias(
+    otherwise: Callable[..., Any], bias: Tensor, a: Tensor, b: Tensor, *others: Any, **scales: Any
+) -> Any:
+    """Return bias + a b; see `summed`."""
+    product = summed(lambda *_: NotImplemented, a, b)
+    if product is NotImplemented or others or scales:
+        return otherwise(bias, a, b, *others, **scales)
+    return bias + product
 
 
 @functools.cache
@@ -113,10 +155,13 @@ def masked_layer(
     mask: additive [rows, 1, new, last].
     """
     angles = positions - first
-    rotated = project(layer, x, (cos.index_select(0, angles), sin.index_select(0, angles)))
-    kv.index_put_((index,), rotated[:, 1:])
+    cos, sin = cos.index_select(0, angles), sin.index_select(0, angles)
+    qkv = queries_keys_values(layer, x)
+    # apart, or Inductor would store what is rotated and copy it to the cache
+    kv.index_put_((index,), rotate(qkv[:, 1:], cos[:, 1:], sin[:, 1:]))
+    queries = rotate(qkv[:, 0], cos[:, 0], sin[:, 0])
     rows, _, new, last = mask.shape
-    queries = rotated[:, 0].unflatten(0, (rows, new)).transpose(1, 2)
+    queries = queries.unflatten(0, (rows, new)).transpose(1, 2)
     y = F.scaled_dot_product_attention(queries, *window(kv, rows, last), attn_mask=mask)
     return finish(layer, x, y.transpose(1, 2).flatten(2).flatten(0, 1))
 

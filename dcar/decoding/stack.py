@@ -74,9 +74,17 @@ def read_layer(
 
 def project(layer: TransformerLayer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Return the rotated queries and keys, and the values, [N, 3, H, D/H] of x [N, D]."""
-    cos, sin = rotation
-    qkv = product(layer.qkv, layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
-    return torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)
+    return rotate(queries_keys_values(layer, x), *rotation)
+
+
+def queries_keys_values(layer: TransformerLayer, x: Tensor) -> Tensor:
+    """Return queries, keys and values before their rotation, [N, 3, H, D/H] of x [N, D]."""
+    return product(layer.qkv, layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [N, …, H, D/H] by cosines and signed sines [N, …, 1, D/H]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def finish(layer: TransformerLayer, x: Tensor, attended: Tensor) -> Tensor:

@@ -412,12 +412,20 @@ def method_of(name: str, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
     """Return a decoder of the paper's size and the method, both on the card."""
     import dcar.decoding.readers as readers
     from dcar.decoding import FixedChunk, PolicyChunk
+    from dcar.decoding.tree import DraftTree
     from dcar.model.car import CARConfig, CARDecoder
     from eval.verifiers.drafters import HeadDrafter
     from eval.verifiers.pcg import GroupVerifier
     from eval.verifiers.sd import SpeculativeDecoding
+    from eval.verifiers.vadusa import Vadusa, build_tree
     from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-    from heads.policy import CandidatePolicy, CandidatePolicyConfig, shape_of
+    from heads.policy import (
+        CandidatePolicy,
+        CandidatePolicyConfig,
+        HiddenPolicy,
+        HiddenPolicyConfig,
+        shape_of,
+    )
 
     readers.weights_signature = id
     heads = 1 if name == "far" else 7
@@ -438,6 +446,19 @@ def method_of(name: str, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
         return model, SpeculativeDecoding("sd", HeadDrafter(3))
     if name == "pcg":
         return model, GroupVerifier("pcg", HeadDrafter(3), groups_of(2049, 64, mode))
+    if name == "vadusa-2":
+        method = Vadusa(2, build_tree(0.4 * 0.5 ** torch.arange(4.0).expand(6, 4), 16))
+        parents = method.tree.parents.tolist()
+        with mode:
+            there = DraftTree(parents, DEVICE)
+        method.tree.to = lambda device: there
+        return model, method
+    if name == "dcar":  # the paper's
+        with made(mode, torch.bfloat16):
+            policy = HiddenPolicy(HiddenPolicyConfig(1024, heads, width=None))
+        return model, PolicyChunk(policy.eval().requires_grad_(False))
+    if name != "dcar@n4":
+        raise SystemExit(f"unknown method '{name}'")
     with made(mode, torch.float32):
         scorer = ChunkScorer(ChunkScorerConfig(1024, heads, 2049))
         config = CandidatePolicyConfig(1024, heads, **shape_of(scorer))

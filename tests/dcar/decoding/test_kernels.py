@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which makes the stand-in"),
 ]
 KERNELS = {"far": 90, "car-7": 100, "sd": 110, "dcar@n4": 125, "pcg": 130}
-"""Most kernels of a step at batch 1. There are 88, 95, 107, 115 and 120; in operators alone there
+"""Most kernels of a step at batch 1. There are 76, 83, 95, 103 and 108; in operators alone there
 were 235, 256, 307, 397 and 484."""
 CACHE = 32 * 512 * 2 * 1024 * 2
 """Bytes of the keys and values of a layer, of 32 rows."""
@@ -52,7 +52,8 @@ def test_five_methods_compile_in_one_process(single):
 
 
 def test_a_step_of_a_batch_copies_no_cache():
-    """Inductor copied keys and values of every layer when the cache was one tensor: 14.1 GB."""
-    step = counted("far", "--rows", "32")["far"]
-    assert step["megabytes"] <= 1200
-    assert step["written"] < CACHE / 4
+    """Inductor copied keys and values of every layer when the cache was one tensor: 14.1 GB. Of
+    the least that remains, 610 MB are keys and values and 310 (far) or 380 (car-7) weights."""
+    steps = counted("far", "car-7", "--rows", "32")
+    assert all(step["megabytes"] <= 1200 for step in steps.values())
+    assert steps["far"]["written"] < CACHE / 4

@@ -15,7 +15,7 @@ from torch._inductor.exc import TritonMissing
 import dcar.decoding.readers
 from dcar.decoding import Engine, Prompt, decode
 from dcar.decoding.backend import Backend
-from dcar.decoding.compiled import masked_layer, warn
+from dcar.decoding.compiled import masked_layer, summed, summed_with_bias, warn
 from dcar.decoding.step import step
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
@@ -68,6 +68,29 @@ def test_a_captured_step_speaks_as_the_cpu(name, monkeypatch):
             assert records(results) == expected[key], key
         assert settings == {key: id(value) for key, value in vars(methods[name]).items()}
         assert len(fake_gpu.replays) > len(SAMPLINGS)
+
+
+def test_a_gpu_sums_products_of_a_row_or_a_column(monkeypatch):
+    """Others are left to Inductor."""
+    torch.manual_seed(0)
+
+    def left(*_):
+        raise NotImplementedError
+
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        for a, b in (((1, 64), (64, 9)), ((3, 1, 64), (3, 64, 9)), ((5, 64), (64, 1))):
+            a, b, bias = torch.randn(a), torch.randn(b), torch.randn(b[-1])
+            there = [t.bfloat16().to(device) for t in (a, b, bias)]
+            exact = a.bfloat16().double() @ b.bfloat16().double()
+            for found, expected in (
+                (summed(left, *there[:2]), exact),
+                (summed_with_bias(left, there[2], *there[:2]), exact + bias.bfloat16()),
+            ):
+                assert found.dtype == torch.bfloat16
+                torch.testing.assert_close(found.cpu().double(), expected, rtol=0.01, atol=0.1)
+        a, b = torch.ones(2, 64).to(device), torch.ones(64, 3).to(device)
+        with pytest.raises(NotImplementedError):
+            summed(left, a, b)
 
 
 def failed(engine: Engine) -> list[str]:

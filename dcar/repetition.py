@@ -3,20 +3,33 @@ drawn again, from the whole distribution."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from dcar.ties import Kept, kept
+
+
+def nucleus(logits: Tensor, top_k: int, top_p: float, kept: Kept = kept) -> tuple[Tensor, Tensor]:
+    """Return the whole distribution f and the nucleus distribution n of `repetition_aware`, each
+    [..., V] float64, given logits [..., V] float32: of the most probable tokens whose predecessors
+    hold less than top_p of f, at most top_k (0 = any number)."""
+    full = logits.to(torch.float64).softmax(-1)
+    first = full * kept(logits, top_k, full, top_p)
+    return full, first / first.sum(-1, keepdim=True)
+
 
 def repetition_aware(
-    logits: Tensor, history: Tensor, *, top_k: int, top_p: float, share: float, mask: bool
+    full: Tensor, nucleus: Tensor, history: Tensor, *, share: float, mask: bool
 ) -> Tensor:
-    """Return the distribution [..., V] of CosyVoice's repetition-aware sampling, given logits [...,
-    V] and history [..., W] (-1 = none). A token is repeated if it makes up `share` of the history.
+    """Return the distribution [..., V] of CosyVoice's repetition-aware sampling, given both
+    distributions of `nucleus` and history [..., W] (-1 = none). A token is repeated if it makes up
+    `share` of the history.
 
-    The procedure draws u from the nucleus distribution n (the most probable tokens whose
-    predecessors hold less than top_p of the whole distribution f, at most top_k of them); if u is
-    repeated, it draws from f instead, without u if `mask` is set. Summing over u, with the
-    set R of repeated tokens:
+    The procedure draws u from the nucleus distribution n; if u is repeated, it draws from the whole
+    distribution f instead, without u if `mask` is set. Summing over u, with the set R of repeated
+    tokens:
 
         q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
@@ -26,22 +39,12 @@ def repetition_aware(
     against q (Leviathan et al. 2023) stays lossless. Source: VALL-E 2 §4.3 and
     FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
     """
-    full = logits.to(torch.float64).softmax(-1)
-    ordered, order = full.sort(dim=-1, descending=True, stable=True)
-    kept = ordered.cumsum(-1) - ordered < top_p
-    if top_k:
-        kept &= torch.arange(kept.shape[-1], device=kept.device) < top_k
-    nucleus = torch.zeros_like(full).scatter(-1, order, ordered * kept)
-    nucleus = nucleus / nucleus.sum(-1, keepdim=True)
     real = history >= 0
     count = torch.zeros_like(full).scatter_add(-1, history.clamp(min=0), real.to(full.dtype))
-    # the procedure compares whole numbers with window * share, which need not be exact in floating
-    # point
-    repeated = count >= history.shape[-1] * share - 1e-9
+    repeated = count >= least_count(history.shape[-1], share)
     again = nucleus * repeated  # n(u) for u in R
     if mask:
-        # 1 - f(u); of the likeliest token summed over the others, which 1 - f would round away
-        rest = (1 - full).scatter(-1, order[..., :1], ordered[..., 1:].sum(-1, keepdim=True))
+        rest = others(full)
         alone = rest <= 0
         again = torch.where(alone, 0, again / rest)
         probs = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(
@@ -50,6 +53,20 @@ def repetition_aware(
     else:
         probs = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
     return (probs / probs.sum(-1, keepdim=True)).to(torch.float32)
+
+
+def others(full: Tensor) -> Tensor:
+    """Return 1 - f(u) [..., V]; of the likeliest token the sum of the others, which 1 - f would
+    round away."""
+    likeliest = full.argmax(-1, keepdim=True)
+    rest = full.scatter(-1, likeliest, 0).sum(-1, keepdim=True)
+    return (1 - full).scatter(-1, likeliest, rest)
+
+
+def least_count(window: int, share: float) -> int:
+    """Return how often a repeated token is in the history. window * share may be a whole number
+    that is not exact in floating point."""
+    return max(1, math.ceil(window * share - 1e-9))
 
 
 def histories(history: Tensor, tokens: Tensor) -> Tensor:

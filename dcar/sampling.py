@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
-from dcar.repetition import repetition_aware
-from dcar.ties import likeliest
+from dcar.repetition import nucleus, repetition_aware
+from dcar.ties import Kept, kept
 
 STREAMS = {
     "token": 1,
@@ -175,6 +175,7 @@ def warp(
     forbidden: Tensor | None = None,
     eos: int | None = None,
     history: Tensor | None = None,
+    kept: Kept = kept,
 ) -> Tensor:
     """Return the distribution that is sampled from, [..., V] float32, given logits [..., V].
 
@@ -183,15 +184,9 @@ def warp(
     EOS is forbidden and nothing else is possible (all other logits are -inf), all other ids are
     equally likely: an utterance that must not end continues. With a repetition_window the
     distribution depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
-    `BatchState.histories`). NaN logits yield NaN; the caller checks.
+    `BatchState.histories`). NaN logits yield NaN; the caller checks. kept: see `dcar.ties.kept`.
     """
-    if logits.dtype != torch.float32:
-        logits = logits.to(torch.float32)
-    if forbidden is not None:
-        banned = forbidden.unsqueeze(-1) & (
-            torch.arange(logits.shape[-1], device=logits.device) == eos
-        )
-        logits = logits.clamp(min=IMPOSSIBLE).masked_fill(banned, -torch.inf)
+    logits = allowed(logits, forbidden, eos)
     if config.repetition_window:
         if history is None:
             raise ConfigError(
@@ -200,10 +195,8 @@ def warp(
                 "another method"
             )
         return repetition_aware(
-            logits / config.temperature,
+            *nuclei(logits, config, kept=kept),
             history,
-            top_k=config.top_k,
-            top_p=config.top_p,
             share=config.repetition_share,
             mask=config.repetition_mask,
         )
@@ -214,17 +207,35 @@ def warp(
     if config.temperature != 1:
         logits = logits / config.temperature
     if 0 < config.top_k < logits.shape[-1]:
-        values, indices = likeliest(logits, config.top_k, ordered=False)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
+        logits = torch.where(kept(logits, config.top_k, None, 1.0), logits, -torch.inf)
     probs = logits.softmax(-1)
     if config.top_p < 1:
-        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        # keep the smallest set that reaches top_p: a token stays while the mass before it is short
-        # of top_p
-        kept = sorted_probs.cumsum(-1) - sorted_probs < config.top_p
-        probs = torch.zeros_like(probs).scatter(-1, order, sorted_probs * kept)
+        # the smallest set that reaches top_p: a token stays while the mass before it is short of it
+        probs = probs * kept(probs, 0, probs, config.top_p)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def nuclei(
+    logits: Tensor,
+    config: SamplingConfig,
+    forbidden: Tensor | None = None,
+    eos: int | None = None,
+    kept: Kept = kept,
+) -> tuple[Tensor, Tensor]:
+    """Return the distributions of `dcar.repetition.nucleus`, with the arguments of `warp`."""
+    logits = allowed(logits, forbidden, eos) / config.temperature
+    return nucleus(logits, config.top_k, config.top_p, kept)
+
+
+def allowed(logits: Tensor, forbidden: Tensor | None, eos: int | None) -> Tensor:
+    """Return logits [..., V] float32, with EOS impossible where it is forbidden [...]."""
+    if logits.dtype != torch.float32:
+        logits = logits.to(torch.float32)
+    if forbidden is None:
+        return logits
+    banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
+    return logits.clamp(min=IMPOSSIBLE).masked_fill(banned, -torch.inf)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:

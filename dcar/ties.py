@@ -4,8 +4,13 @@ torch.topk does not define it, so CPU and GPU would keep different ids of equal 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Kept = Callable[[Tensor, int, Tensor | None, float], Tensor]
+"""Function like `kept`."""
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
@@ -31,6 +36,21 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
         ids = first_of_equals(values, size)
         best = values.gather(-1, ids)
     return best[..., :k], ids[..., :k]
+
+
+def kept(values: Tensor, k: int, weights: Tensor | None = None, p: float = 1.0) -> Tensor:
+    """Return a mask [..., V] of the largest of values [..., V] in the order of `likeliest`: the
+    first k (all if k is 0 and there are weights), of which, given weights [..., V], those whose
+    predecessors weigh less than p."""
+    none = torch.zeros_like(values, dtype=torch.bool)
+    if weights is None:
+        return none.scatter_(-1, likeliest(values, k, ordered=False)[1], True)
+    order = values.sort(dim=-1, descending=True, stable=True)[1]
+    ordered = weights.gather(-1, order)
+    first = ordered.cumsum(-1) - ordered < p
+    if k:
+        first &= torch.arange(values.shape[-1], device=values.device) < k
+    return none.scatter_(-1, order, first)
 
 
 def first_of_equals(values: Tensor, size: int) -> Tensor:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dcar.decoding.stack import Stack
-from dcar.sampling import SamplingConfig, sample_several, warp
+from dcar.repetition import repetition_aware
+from dcar.sampling import SamplingConfig, nuclei, sample, sample_several, warp
+from dcar.ties import kept
 from heads.build import Heads
 from heads.layers import TransformerLayer
 from heads.policy import CandidatePolicy
@@ -76,7 +79,37 @@ class Backend:
     ) -> tuple[Tensor, bool]:
         """Draw tokens [..., N] at numbers u [..., N] from the warped distributions of logits
         [..., V]. Also return whether every one is known to be an id (see `sample`)."""
-        return sample_several(warp(logits, sampling, forbidden, eos), u), False
+        return sample_several(self.probs(logits, sampling, forbidden, eos), u), False
+
+    def in_turn(
+        self,
+        logits: Tensor,
+        u: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        history: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the tokens [B, k] of a chunk by repetition-aware sampling, in which the distribution
+        of each depends on those before it, at numbers u [B, k], given logits [B, k, V] and the
+        window [B, W] before the chunk. Also return their distributions [B, k, V]. A token without
+        a distribution is V (see `sample`)."""
+        full, some = nuclei(logits, sampling, forbidden, eos, kept)
+        tokens, probs = [], []
+        for j in range(logits.shape[1]):
+            probs.append(
+                repetition_aware(
+                    full[:, j],
+                    some[:, j],
+                    history,
+                    share=sampling.repetition_share,
+                    mask=sampling.repetition_mask,
+                )
+            )
+            tokens.append(sample(probs[-1], u[:, j]))
+            last = tokens[-1].clamp(max=logits.shape[-1] - 1)
+            history = torch.cat((history[:, 1:], last[:, None]), 1)
+        return torch.stack(tokens, 1), torch.stack(probs, 1)
 
     def decision(self, policy: CandidatePolicy) -> Callable[..., Decided | None] | None:
         """Return a function that makes a whole decision after the draw in one call, if the backend

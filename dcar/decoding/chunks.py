@@ -109,7 +109,7 @@ def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
     position = state.next_positions(logits.shape[1])
     u = state.uniform("token", position)
     if state.sampling.repetition_window:
-        return _without_repetition(state, logits, position, u)
+        return state.draw_in_turn(logits, u)
     probs = state.probs(logits, position)
     return state.sample(probs, u), probs
 
@@ -122,23 +122,7 @@ def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tenso
         return state.draw(logits, num_candidates).mT
     position = state.next_positions(logits.shape[1])
     u = shifted(state.uniform("token", position), num_candidates)
-    return torch.stack(
-        [_without_repetition(state, logits, position, one)[0] for one in u.unbind(-1)], 1
-    )
-
-
-def _without_repetition(
-    state: BatchState, logits: Tensor, position: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return tokens and distributions at random numbers u [B, k] in repetition-aware sampling,
-    where the distribution of a token depends on those before it in the chunk."""
-    tokens, probs = position[:, :0], []
-    for j in range(logits.shape[1]):
-        history = state.histories(tokens)
-        assert history is not None
-        probs.append(state.probs(logits[:, j], position[:, j], history[:, -1]))
-        tokens = torch.cat((tokens, state.sample(probs[-1], u[:, j])[:, None]), dim=1)
-    return tokens, torch.stack(probs, dim=1)
+    return torch.stack([state.draw_in_turn(logits, one)[0] for one in u.unbind(-1)], 1)
 
 
 class FixedChunk(ChunkRule):

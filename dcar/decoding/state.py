@@ -336,6 +336,17 @@ class BatchState:
         )
         return tokens if valid else self.checked(tokens)
 
+    def draw_in_turn(self, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the next tokens [B, k] by repetition-aware sampling at numbers u [B, k], given
+        logits [B, k, V]. Also return their distributions [B, k, V]."""
+        history = self.histories()
+        assert history is not None
+        forbidden = self.forbidden(self.next_positions(logits.shape[1]))
+        tokens, probs = self.reader.backend.in_turn(
+            logits, u, self.sampling, forbidden, self.eos, history[:, 0]
+        )
+        return self.checked(tokens), probs
+
     def sample(self, probs: Tensor, u: Tensor) -> Tensor:
         """Draw from distributions [B, …, V] at numbers u [B, …], and record where there is no
         distribution."""

@@ -1,12 +1,14 @@
 """Kernels that a GPU would run in a decoding step, counted on a machine without one.
 
     python tests/toys/cuda_kernels.py far car-7 --rows 1 32        # a line of JSON for each case
+    python tests/toys/cuda_kernels.py car-7 --cosyvoice --top-k 25 --top-p .8 --window 10
 
-A decoder of the paper's size decodes on PyTorch's fake tensors, which have shapes but no values,
-of an H100 that is not there, up to the step in place of which a CUDA graph would be captured. That
-step is called, and counted are operators (as ATen launches them), the kernels of every module that
-Inductor generates, whenever it is called, and launches of Triton from Python. Needs Triton and
-g++. The stand-ins replace parts of torch, so this has a process to itself.
+A decoder of the paper's size, or one with CosyVoice 2's language model, decodes on PyTorch's fake
+tensors, which have shapes but no values, of an H100 that is not there, up to the step in place of
+which a CUDA graph would be captured. That step is called, and counted are operators (as ATen
+launches them), the kernels of every module that Inductor generates, whenever it is called, and
+launches of Triton from Python. Needs Triton and g++. The stand-ins replace parts of torch, so this
+has a process to itself.
 """
 
 from __future__ import annotations
@@ -150,10 +152,16 @@ def load_guard() -> None:
         ctypes.CDLL(library)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """The kernel that torch chooses on Hopper for bfloat16."""
     return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, attn_mask, False, 0.0, False, False
+        query, key, value, attn_mask, False, 0.0, False, False, scale=scale
     )[0]
 
 
@@ -297,8 +305,10 @@ def kernels_of(graph: Any) -> list[Kernel]:
         ]
         return max(sizes, default=0)
 
-    def external(node: Any) -> Kernel:
+    def external(node: Any) -> list[Kernel]:
         name = str(getattr(node, "python_kernel_name", None) or type(node).__name__)
+        operator = name.removeprefix("torch.ops.aten.").partition(".")[0]
+        count = LAUNCHES.get(operator, 1)
         given = [leaf for leaf in tree_leaves(node.inputs) if hasattr(leaf, "get_size")]
         shapes = [(tensor.get_size(), tensor.get_stride(), tensor.get_dtype()) for tensor in given]
         moved = sum(
@@ -306,7 +316,7 @@ def kernels_of(graph: Any) -> list[Kernel]:
             * dtype.itemsize
             for size, stride, dtype in shapes
         )
-        return Kernel(name, moved)
+        return [Kernel(name, moved // count)] * count
 
     graph.codegen()
     found = []
@@ -314,7 +324,7 @@ def kernels_of(graph: Any) -> list[Kernel]:
         for node in graph.scheduler.nodes:
             if isinstance(node, ExternKernelSchedulerNode):
                 if not isinstance(node.node, ir.MultiOutput):
-                    found.append(external(node.node))
+                    found += external(node.node)
             elif not isinstance(node, NopKernelSchedulerNode):
                 found.append(Kernel(node.get_name(), moved(node), written(node)))
     return found
@@ -408,8 +418,30 @@ def made(mode: FakeTensorMode, dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def method_of(name: str, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
-    """Return a decoder of the paper's size and the method, both on the card."""
+def cosyvoice(heads: int) -> nn.Module:
+    """Make a decoder with the language model of CosyVoice 2."""
+    import transformers.modeling_utils
+
+    import dcar.decoding.language as language
+    from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+
+    shape = {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151936,
+    }
+    transformers.modeling_utils.get_torch_context_manager_or_global_device = lambda: DEVICE
+    # computed with real numbers; here only the shape counts
+    language.rotations = lambda backbone: torch.empty(language.REACH, 2, 2, 64)
+    config = BackboneConfig({"model_type": "qwen2", **shape}, "made up", 6561, heads, bos=False)
+    return BackboneDecoder(config)
+
+
+def method_of(name: str, mode: FakeTensorMode, cosyvoice2: bool) -> tuple[nn.Module, Any]:
+    """Return a decoder of the paper's size, or CosyVoice 2's, and the method, both on the card."""
     import dcar.decoding.readers as readers
     from dcar.decoding import FixedChunk, PolicyChunk
     from dcar.decoding.tree import DraftTree
@@ -439,7 +471,8 @@ def method_of(name: str, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
         num_prediction_heads=heads,
     )
     with made(mode, torch.bfloat16):
-        model = CARDecoder(shape).eval().requires_grad_(False)
+        model = cosyvoice(heads) if cosyvoice2 else CARDecoder(shape)
+    model.eval().requires_grad_(False)
     if name == "far" or name.startswith("car-"):
         return model, FixedChunk(1 if name == "far" else int(name[4:]))
     if name == "sd":
@@ -487,17 +520,15 @@ class Captured(Exception):
     """Raised where a CUDA graph of a step would be captured."""
 
 
-def count(name: str, rows: int) -> dict[str, Any]:
+def count(name: str, rows: int, sampling: Any, cosyvoice2: bool = False) -> dict[str, Any]:
     """Count the kernels of a step of a method with so many rows: `kernels`, `megabytes` that they
     move, `written`: the most bytes that a generated kernel writes to one tensor, and `modules`
     that were generated for it."""
     import dcar.decoding.graphs as graphs
     from dcar.decoding import Engine, Prompt
-    from dcar.sampling import SamplingConfig
 
     mode, counts = FakeTensorMode(allow_non_fake_inputs=True), Counts()
-    model, method = method_of(name, mode)
-    sampling = SamplingConfig(min_tokens=0, max_tokens=TOKENS, max_tokens_per_text_unit=TOKENS)
+    model, method = method_of(name, mode, cosyvoice2)
     prompts = [Prompt(f"u{i}", [1] * TEXT, [1] * PROMPT) for i in range(rows)]
     keep = method.keep
     kept: list[Any] = []
@@ -538,15 +569,33 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("methods", nargs="+")
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--cosyvoice", action="store_true", help="the language model of CosyVoice 2"
+    )
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--window", type=int, default=0, help="of repetition-aware sampling")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for quiet in ("utils", "runtime.triton_heuristics"):
         logging.getLogger(f"torch._inductor.{quiet}").setLevel(logging.CRITICAL)
     torch.set_float32_matmul_precision("high")  # as commands do on a GPU
     pretend()
+    from dcar.sampling import SamplingConfig
+
+    sampling = SamplingConfig(
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        repetition_window=given.window,
+        min_tokens=0,
+        max_tokens=TOKENS,
+        max_tokens_per_text_unit=TOKENS,
+    )
     for rows in given.rows:
         for name in given.methods:
-            print(json.dumps(count(name, rows)), flush=True)
+            print(json.dumps(count(name, rows, sampling, given.cosyvoice)), flush=True)
 
 
 if __name__ == "__main__":

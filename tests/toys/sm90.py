@@ -8,10 +8,14 @@ import tempfile
 import torch
 from torch import Tensor
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"} | {
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"} | {
+    torch.int64: "*i64",
     torch.int32: "*i32",
     torch.uint8: "*u8",
+    torch.bool: "*i1",
 }
+SPILLED = {"_in_turn": 160}
+"""Most bytes that a thread of a kernel may spill from registers, of others 8."""
 
 
 class Launches:
@@ -40,7 +44,8 @@ class Launches:
             elif isinstance(value, Tensor):
                 signature[name] = TYPES[value.dtype]
             else:
-                signature[name] = "fp32" if isinstance(value, float) else "i32"
+                small = isinstance(value, int) and value < 2**31
+                signature[name] = "fp32" if isinstance(value, float) else "i32" if small else "i64"
                 whole = value if isinstance(value, int) else 1
             if signature[name] not in ("constexpr", "fp32") and whole % 16 == 0:
                 hints[(i,)] = [["tt.divisibility", 16]]
@@ -58,7 +63,8 @@ class Launches:
                 check=True,
             ).stdout
         spilled = re.search(r"STACK:(\d+) .* LOCAL:(\d+)", used)
-        assert spilled is not None and int(spilled[1]) + int(spilled[2]) <= 8, used
+        most = SPILLED.get(self._kernel.__name__, 8)
+        assert spilled is not None and int(spilled[1]) + int(spilled[2]) <= most, used
         assert made.metadata.shared <= 227 * 1024
         compiled_kernels.append((self._kernel.__name__, made.asm["ptx"]))
 

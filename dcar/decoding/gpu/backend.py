@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dcar.decoding.compiled import CompiledBackend, masked_layer
 from dcar.decoding.stack import Stack
+from dcar.sampling import SamplingConfig, nuclei, warp
 from heads.layers import TransformerLayer
 
 
@@ -33,6 +34,35 @@ class GPUBackend(CompiledBackend):
         from dcar.decoding.gpu.language import GPURotaryLayers, reads_layers  # imports triton
 
         return GPURotaryLayers if reads_layers(backbone) else super().language_layers(backbone)
+
+    def probs(
+        self,
+        logits: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        history: Tensor | None = None,
+    ) -> Tensor:
+        from dcar.decoding.gpu.sampling import kept  # imports triton
+
+        return warp(logits, sampling, forbidden, eos, history, kept)
+
+    def in_turn(
+        self,
+        logits: Tensor,
+        u: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        history: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        from dcar.decoding.gpu.sampling import MOST_IDS, in_turn, kept  # imports triton
+
+        if logits.shape[-1] > MOST_IDS:
+            return super().in_turn(logits, u, sampling, forbidden, eos, history)
+        both = nuclei(logits, sampling, forbidden, eos, kept)
+        share, mask = sampling.repetition_share, sampling.repetition_mask
+        return in_turn(*both, history, u, share, mask)
 
 
 def gpu_backend(device: torch.device) -> CompiledBackend:

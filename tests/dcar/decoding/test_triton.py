@@ -22,7 +22,9 @@ from tiny_decoders import tiny_decoder
 from tiny_methods import KINDS
 from torch import Tensor
 
+from dcar import ties
 from dcar.decoding import Engine, Prompt, decode, engine
+from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, columns_of
 from dcar.decoding.gpu.backend import GPUBackend
 from dcar.decoding.language import LanguageReader, RotaryLayers
@@ -44,6 +46,7 @@ if INTERPRETED:
     from dcar.decoding.gpu.language import GPURotaryLayers
     from dcar.decoding.gpu.product import MAX_ROWS, product
     from dcar.decoding.gpu.projection import project
+    from dcar.decoding.gpu.sampling import kept
     from dcar.decoding.gpu.stack import GPUStack
 
     multiply = interpreter.InterpreterBuilder.create_dot
@@ -250,6 +253,102 @@ def test_attend(case):
         assert near(found, expected) and not finished.any()
 
 
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def hard_logits(levels: int, ids: int) -> Tensor:
+    """Logits [2, 2, ids]: without ties (levels = 0) or of few levels; one row is mostly impossible,
+    one has zeros of both signs, and one a logit that no other comes near."""
+    torch.manual_seed(ids + levels)
+    shape = (2, 2, ids)
+    logits = torch.randint(-levels, levels, shape).float() if levels else numbers(*shape) * 3
+    logits[0, 1, 1 + ids // 3 :] = -torch.inf
+    logits[1, 0, ::2], logits[1, 0, 1::2] = 0.0, -0.0
+    logits[1, 1, ids // 2] = 1e30
+    return logits
+
+
+@interpreted
+@pytest.mark.parametrize(("ids", "levels"), [(1, 0), (40, 0), (40, 2), (300, 5), (2049, 0)])
+def test_the_set_that_is_kept_is_that_of_a_sort(ids, levels):
+    logits = hard_logits(levels, ids)
+    for k in {1, min(7, ids), ids}:
+        assert torch.equal(kept(logits, k), ties.kept(logits, k)), k
+    for probs in (logits.softmax(-1), logits.double().softmax(-1)):
+        for k, p in ((0, 0.873), (0, 1e-12), (7, 0.6), (ids + 3, 0.313)):
+            found, expected = kept(logits, k, probs, p), ties.kept(logits, k, probs, p)
+            assert torch.equal(found, expected), (probs.dtype, k, p)
+
+
+@interpreted
+def test_a_set_is_kept_whose_weight_is_p():
+    """Weights whose sums are exact; the token after which they weigh p is the last."""
+    weights = torch.tensor([[0.125, 0.25, 0.125, 0.5], [0.25, 0.25, 0.25, 0.25]])
+    for p, expected in (
+        (0.5, [[3], [0, 1]]),
+        (0.75, [[1, 3], [0, 1, 2]]),
+        (1.0, [[0, 1, 2, 3]] * 2),
+    ):
+        found = kept(weights, 0, weights, p)
+        assert [row.nonzero()[:, 0].tolist() for row in found] == expected
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_warped_distributions(dtype):
+    torch.manual_seed(0)
+    logits = (numbers(2, 3, 301) * 3).to(dtype)
+    logits[0, 1, 7], logits[1, :, 20:] = torch.nan, -torch.inf
+    forbidden, history = torch.rand(2, 3) < 0.5, torch.randint(-1, 30, (2, 3, 6))
+    again = dict(repetition_window=6, repetition_share=0.3, top_p=0.8)
+    for settings in (
+        dict(top_k=5),
+        dict(top_p=0.9),
+        dict(top_k=400, top_p=0.01),
+        dict(temperature=0.8, top_k=50, top_p=0.9),
+        again,
+        dict(again, top_k=25, repetition_mask=True),
+        dict(temperature=0),
+    ):
+        sampling = SamplingConfig(**settings)
+        given = sampling, forbidden, 300, history if sampling.repetition_window else None
+        found, expected = (backend.probs(logits, *given) for backend in (Interpreted(), Backend()))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+        assert torch.equal(found > 0, expected > 0), settings
+
+
+@interpreted
+@pytest.mark.parametrize(("window", "mask"), [(1, True), (4, False), (11, True)])
+def test_a_chunk_drawn_in_turn(window, mask):
+    """Repetitions of tokens before the chunk and within it; one token is all but certain, and one
+    has no distribution."""
+    torch.manual_seed(window)
+    sampling = SamplingConfig(
+        temperature=0.8,
+        top_k=5,
+        top_p=0.8,
+        repetition_window=window,
+        repetition_share=1 / window if window < 11 else 0.2,
+        repetition_mask=mask,
+    )
+    for ids in (12, 300):
+        # the same tokens are likely in all of a row, and some of them were drawn before
+        logits = numbers(3, 1, ids) * 3 + numbers(3, 6, ids) / 2
+        u = torch.rand(3, 6, dtype=torch.float64)
+        history = logits[:, 0].topk(4).indices.gather(1, torch.randint(4, (3, window)))
+        history[0, : window // 2] = -1
+        logits[0, 1, 3], logits[1, 2, 5], logits[2, 4, 0] = 90.0, 2000.0, torch.nan
+        forbidden = torch.rand(3, 6) < 0.5
+        given = logits, u, sampling, forbidden, ids - 1, history
+        (tokens, probs), (same, expected) = (
+            backend.in_turn(*given) for backend in (Interpreted(), Backend())
+        )
+        assert torch.equal(tokens, same) and int(tokens[2, 4]) == ids
+        torch.testing.assert_close(probs, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+        without = Backend().in_turn(*given[:-1], torch.full_like(history, -1))[1]
+        assert not torch.allclose(probs, without, equal_nan=True)
+
+
 # --- decoding -------------------------------------------------------------------------------------
 
 
@@ -338,9 +437,11 @@ def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
 )
 def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
     """Layers of the paper's size, and of CosyVoice 2 and Qwen3. Nothing but a word or two is
-    spilled from registers, weights are read 16 bytes at a time, and counters order memory."""
+    spilled from registers (`_in_turn`: a few dozen), weights are read 16 bytes at a time, and
+    counters order memory."""
     from dcar.decoding.gpu import attention, projection
     from dcar.decoding.gpu import product as products
+    from dcar.decoding.gpu import sampling as draws
 
     compiled_kernels.clear()
     for module, names in (
@@ -375,6 +476,16 @@ def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
         qkv, gains = make(4, (heads + 2 * shared) * size), (make(size), make(size), 1e-6)
         angles = make(64, 3, 1, size), make(64, 3, 1, size), -512
         attention.rotate(qkv, angles, numbers_of(4), numbers_of(4), cache.kv[0], gains)
+    for name in ("_kept", "_in_turn"):
+        monkeypatch.setattr(draws, name, Launches(getattr(draws, name)))
+    for ids in (2049, 6562, draws.MOST_IDS):
+        single, double = (make(2, 7, ids, dtype=kind) for kind in (torch.float32, torch.float64))
+        draws._launch_kept(single, 50, None, draws.ONE)
+        draws._launch_kept(single, 0, single, draws.ONE // 2)
+        draws._launch_kept(single, 25, double, draws.ONE // 2)
+        for rest in (None, double):
+            u, history = make(2, 7, dtype=torch.float64), numbers_of(2, 10)
+            draws._launch_in_turn(double, double, rest, history, u, 1)
     for name, ptx in compiled_kernels:
         if name in ("_product", "_project"):
             assert "cp.async.cg.shared.global" in ptx

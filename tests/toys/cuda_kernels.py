@@ -520,14 +520,23 @@ class Captured(Exception):
     """Raised where a CUDA graph of a step would be captured."""
 
 
-def count(name: str, rows: int, sampling: Any, cosyvoice2: bool = False) -> dict[str, Any]:
+def count(
+    name: str,
+    rows: int,
+    sampling: Any,
+    counts: Counts,
+    operators: Operators,
+    cosyvoice2: bool = False,
+) -> dict[str, Any]:
     """Count the kernels of a step of a method with so many rows: `kernels`, `megabytes` that they
     move, `written`: the most bytes that a generated kernel writes to one tensor, and `modules`
-    that were generated for it."""
+    that were generated for it. Methods of a process share modules and thus `counts`; the bytes of
+    a shared one are those of the shapes that it was generated for."""
     import dcar.decoding.graphs as graphs
     from dcar.decoding import Engine, Prompt
 
-    mode, counts = FakeTensorMode(allow_non_fake_inputs=True), Counts()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    counts.modules.clear()
     model, method = method_of(name, mode, cosyvoice2)
     prompts = [Prompt(f"u{i}", [1] * TEXT, [1] * PROMPT) for i in range(rows)]
     keep = method.keep
@@ -540,7 +549,6 @@ def count(name: str, rows: int, sampling: Any, cosyvoice2: bool = False) -> dict
         if kept:  # it was no prefill
             raise Captured
 
-    operators = Operators(counts)
     replay, graphs.StepGraphs.run = graphs.StepGraphs.run, run
     try:
         with (
@@ -593,9 +601,12 @@ def main() -> None:
         max_tokens=TOKENS,
         max_tokens_per_text_unit=TOKENS,
     )
+    counts = Counts()
+    operators = Operators(counts)
     for rows in given.rows:
         for name in given.methods:
-            print(json.dumps(count(name, rows, sampling, given.cosyvoice)), flush=True)
+            found = count(name, rows, sampling, counts, operators, given.cosyvoice)
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -403,17 +403,31 @@ def test_language_models(kind, monkeypatch):
         "car-3",
         *(
             pytest.param(x, marks=pytest.mark.slow)
-            for x in ("sd by heads", "ssd by a draft", "tree")
+            for x in (
+                "car-3, window",
+                "sd by heads",
+                "sd by heads, window",
+                "ssd by a draft",
+                "tree",
+            )
         ),
     ],
 )
 def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
     """Rows are replaced by others; shapes are fixed, as in a CUDA graph. The draft model is read
-    in Triton too."""
+    in Triton too. A window is that of repetition-aware sampling."""
+    name, _, window = name.partition(", ")
     monkeypatch.setattr(engine, "COLUMN_BLOCK", 16)
     prompts = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 5, 4)]
     sampling = SamplingConfig(
-        temperature=0.9, top_k=8, max_tokens=8, max_tokens_per_text_unit=2, min_tokens=4
+        temperature=0.9,
+        top_k=8,
+        top_p=0.9,
+        repetition_window=4 if window else 0,
+        repetition_share=0.25,
+        max_tokens=8,
+        max_tokens_per_text_unit=2,
+        min_tokens=4,
     )
     model, method, _ = KINDS[name](lambda part: part)
     expected = decode(model, prompts, method, sampling)

@@ -33,21 +33,19 @@ class Equalizer(nn.Module):
 
     def __init__(self, config: VocoderConfig):
         super().__init__()
-        place = torch.linspace(0, 1, config.mel_bands + 2)[
-            1:-1
-        ]  # places of the bands on the mel scale
-        few = torch.linspace(0, 1, ENVELOPE_BANDS + 2)[1:-1]
+        with torch.device("cpu"):  # even if the model is on the meta device, to be loaded
+            # places of the bands on the mel scale
+            place = torch.linspace(0, 1, config.mel_bands + 2)[1:-1]
+            few = torch.linspace(0, 1, ENVELOPE_BANDS + 2)[1:-1]
+            tokens = torch.tensor(config.calibration_tokens, dtype=torch.int64)
         gaps = min(config.mel_bands, ENVELOPE_BANDS) + 1
         near = (1 - (place[:, None] - few).abs() * gaps).clamp_min(0)  # [bands, 40]
         self.register_buffer("narrow", near / near.sum(0), persistent=False)
         # beyond the outermost centres, the gain stays constant
         near[place < few[0], 0] = near[place > few[-1], -1] = 1.0
-        self.register_buffer(
-            "widen", (near / near.sum(1, keepdim=True)).T.contiguous(), persistent=False
-        )
-        self.register_buffer(
-            "tokens", torch.tensor(config.calibration_tokens, dtype=torch.int64), persistent=False
-        )
+        widen = (near / near.sum(1, keepdim=True)).T.contiguous()
+        self.register_buffer("widen", widen, persistent=False)
+        self.register_buffer("tokens", tokens, persistent=False)
         self._known: dict[bytes, Tensor] = {}
 
     def envelope(self, log_mel: Tensor, voiced: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.codec import CodecVocoder, CosyVoiceVocoder
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.residual import ResidualModel, ResidualVocoder
-from heads.checkpoint import tensors_checksum
 
 
 def needs_prompt_audio(spec: str) -> bool:
@@ -69,7 +68,7 @@ def vocoder_identity(vocoder: Any, spec: str) -> str:
     """Return what determines the sound of a vocoder: for our own, the checksum of the weights;
     for others, their setting and their own checksum, or that of their codec."""
     if isinstance(vocoder, TokenVocoder):
-        return tensors_checksum(vocoder.state_dict())
+        return vocoder.checksum()
     if isinstance(vocoder, ResidualVocoder):
         return vocoder.checksum
     checksum = getattr(vocoder, "checksum", vocoder.tokenizer.rpartition("@")[2])

@@ -16,16 +16,20 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dcar.errors import DataError
 from dcar.vocoder.acoustic import AcousticModel, VocoderConfig, absolute_pitch
 from dcar.vocoder.equalizer import Equalizer
 from dcar.vocoder.renderer import Pitch, Renderer
+from heads.checkpoint import Checkpoint
 
 
-class VocoderNetwork(nn.Module):
+class VocoderNetwork(Checkpoint):
     """Speech tokens and speaker features to waveform; see the module docstring."""
+
+    config_class, model_type = VocoderConfig, "dcar-vocoder"
+    config: VocoderConfig
 
     def __init__(self, config: VocoderConfig | None = None):
         super().__init__()

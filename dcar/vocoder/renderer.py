@@ -47,17 +47,20 @@ class Renderer(nn.Module):
         self.norm = nn.LayerNorm(size)
         self.head = nn.Linear(size, 3 * bins)
         pad = (config.n_fft - config.window) // 2
-        window = F.pad(torch.hann_window(config.window), (pad, config.n_fft - config.window - pad))
+        with torch.device("cpu"):  # even if the model is on the meta device, to be loaded
+            window = torch.hann_window(config.window)
+            window = F.pad(window, (pad, config.n_fft - config.window - pad))
+            # Synthesis is deterministic: sample n of every utterance has the same noise in any
+            # batch.
+            noise = torch.randn(1 << 17, generator=torch.Generator().manual_seed(24_000))
+            interpolation = band_interpolation(config)
+            energy = float(torch.hann_window(config.n_fft).square().sum())
         self.register_buffer("window", window, persistent=False)
-        # Synthesis is deterministic: sample n of every utterance has the same noise in any batch.
-        noise = torch.randn(1 << 17, generator=torch.Generator().manual_seed(24_000))
         self.register_buffer("noise", noise, persistent=False)
-        self.register_buffer("interpolation", band_interpolation(config), persistent=False)
+        self.register_buffer("interpolation", interpolation, persistent=False)
         nn.init.normal_(self.head.weight, std=0.02)
         # log-mel of a signal of unit power, such as the excitations
-        unit = math.log(
-            math.sqrt(torch.hann_window(config.n_fft).square().sum()) * math.sqrt(math.pi) / 2
-        )
+        unit = math.log(math.sqrt(energy) * math.sqrt(math.pi) / 2)
         with torch.no_grad():  # start with most of the power in the pulses
             pulse, phase, hiss = self.head.bias.chunk(3)
             pulse.fill_(-unit)

@@ -13,7 +13,8 @@ from dcar.storage import digest, files_of
 from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
-from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.acoustic import VocoderConfig
+from dcar.vocoder.model import TokenVocoder
 
 CODES = 12
 

@@ -128,7 +128,7 @@ def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
     values = trainer.validate()
     with replacing(out / "checkpoint.pt") as part:
         torch.save(trainer.state(), part)
-    trainer.average.save_pretrained(out / "export")
+    trainer.average.save_pretrained(out / "export", half=True)
     return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
 
 

@@ -15,9 +15,14 @@ from dcar.config.training import TrainingSettings
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
 from dcar.tokens.codebook import spread_out
-from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
+from dcar.vocoder.acoustic import (
+    EMBEDDING_SPREAD,
+    Acoustics,
+    VocoderConfig,
+    pitch_statistics,
+)
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
-from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.renderer import Pitch, mel_transform
 from dcar.vocoder.training.losses import VoiceLoss, WordLoss
 from dcar.vocoder.training.pack import Crop, VocoderData

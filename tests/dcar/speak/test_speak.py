@@ -41,7 +41,8 @@ from dcar.text.phonemes import normalize_text, phonemes_of, text_to_ids
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
-from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.acoustic import VocoderConfig
+from dcar.vocoder.model import TokenVocoder
 from dcar.voices.features import speaker_features
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding

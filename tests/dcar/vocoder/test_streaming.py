@@ -7,7 +7,8 @@ import torch
 from tiny_data import random_voice, tiny_vocoder
 
 from dcar.vocoder import streaming
-from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.acoustic import VocoderConfig
+from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.operations import Operations
 from dcar.vocoder.streaming import StreamingVocoder, product_type, reach
 

@@ -24,8 +24,9 @@ from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.prepare.prepared import load_prepared
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
+from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.captured import CapturedSynthesis
-from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.renderer import Pitch, Renderer, mel_transform
 from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, pack_training_data, write_pack
@@ -270,8 +271,6 @@ def test_predicted_pitch_follows_the_prompt():
 def test_saved_vocoder_is_small_loads_and_sounds_the_same(tmp_path):
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(3, 1), tokenizer_checksum="abc"))
     model.save_pretrained(tmp_path / "v")
-    # one line for hundreds
-    assert '"calibration_tokens": [ 3, 1 ]' in (tmp_path / "v" / "config.json").read_text()
     again = TokenVocoder.from_pretrained(tmp_path / "v")
     assert (
         again.config == model.config
@@ -299,7 +298,6 @@ def test_from_pretrained_is_strict(tmp_path):
         {"model_type": "other"},
         {"format_version": 0},
         {"window": 700},
-        {"calibration_tokens": [16]},
         {"n_fft": ...},
     ):
         config = {k: v for k, v in {**good, **change}.items() if v is not ...}

@@ -18,7 +18,6 @@ from launch.starter import train_recognizer
 from launch.starter.train_recognizer import (
     StateTexts,
     TrainEncoderRecognizerConfig,
-    kept_states,
     load_recordings,
     run,
 )
@@ -151,9 +150,6 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     out, recordings = tmp_path / "out", load_recordings(speech[1])
     run(config_of(speech, out, max_steps=2, save_steps=1))
     small_alphabet = replace(config_of(speech, out), model=EncoderRecognizerConfig(alphabet="ab"))
-    kept_states(recordings, tmp_path / "states")
-    [file] = (tmp_path / "states").glob("*.npy")
-    np.save(file, np.load(file)[:-3])
     for error, message, ask in (
         (
             CheckpointError,
@@ -167,11 +163,6 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
         ),
         (TextError, r"\[' '\]", lambda: StateTexts(recordings, [], small_alphabet)),
         (ConfigError, "dropout", lambda: config_of(speech, out, dropout=1.0)),
-        (
-            CheckpointError,
-            r"states/.*\.npy: ",
-            lambda: kept_states(recordings, tmp_path / "states"),
-        ),
     ):
         with pytest.raises(error, match=message):
             ask()
@@ -189,7 +180,6 @@ def test_rows_that_cannot_be_trained_on(speech, caplog):
     assert len(load_recordings(path)) == 20
     assert "fast.jsonl:21" in caplog.text
     for bad, error, message in (
-        (fast, DataError, r"(?s)fast\.jsonl:1: .*1.50 s"),
         (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*'…'"),
         (good | {"audio": "no.wav"}, AudioError, r"fast\.jsonl:1: .*no\.wav"),
         ({"text": "a"}, DataError, r"fast\.jsonl:1: .*id, audio, speaker"),

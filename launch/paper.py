@@ -21,7 +21,8 @@ from pathlib import Path
 from dcar.cli import resolve
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import settings_of
-from dcar.corpus.read import canonical_split, corpus_parts
+from dcar.corpus.read import corpus_parts
+from dcar.corpus.rows import canonical_split
 from dcar.errors import ConfigError, DataError
 from dcar.process import claimed, run_command
 from launch.pipeline import Job, run_pipeline, words

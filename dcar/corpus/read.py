@@ -28,33 +28,13 @@ from dcar.corpus.rows import (
     Part,
     Problem,
     Row,
-    StoredAudio,
     Utterance,
     accents_of,
-    canonical_split,
     describe,
 )
 from dcar.errors import AudioError, DataError, TextError
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
-
-__all__ = [
-    "KINDS",
-    "MIN_PROMPT_SECONDS",
-    "AudioSegment",
-    "Part",
-    "Problem",
-    "Row",
-    "StoredAudio",
-    "Utterance",
-    "canonical_split",
-    "corpus_parts",
-    "describe",
-    "examine",
-    "load_corpus",
-    "read_corpus",
-    "validate_corpus",
-]
 
 logger = logging.getLogger(__name__)
 

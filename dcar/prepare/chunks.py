@@ -30,18 +30,8 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.corpus.read import (
-    AudioSegment,
-    Problem,
-    Row,
-    StoredAudio,
-    Utterance,
-    corpus_parts,
-    describe,
-    examine,
-    read_corpus,
-    validate_corpus,
-)
+from dcar.corpus.read import corpus_parts, examine, read_corpus, validate_corpus
+from dcar.corpus.rows import AudioSegment, Problem, Row, StoredAudio, Utterance, describe
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
@@ -89,7 +79,7 @@ class WholeCorpus:
                 ).encode()
             )
             for audio in (u.audio, u.prompt_audio):
-                digest.update(_audio_stamp(audio))
+                digest.update(f"{_path_of(audio)}:{_audio_version(audio)}".encode())
         return digest.hexdigest()
 
     def validate(self) -> list[Problem]:
@@ -295,9 +285,17 @@ def _held_out(fraction: float, sentences: int) -> int:
     return max(1, round(fraction * sentences))
 
 
-def _audio_version(audio: str | bytes | StoredAudio | AudioSegment) -> str:
+def _path_of(audio: str | bytes | StoredAudio | AudioSegment | None) -> str | None:
+    """Return the path of a recording in a file of its own, or of which it is a part."""
+    path = audio.path if isinstance(audio, AudioSegment) else audio
+    return path if isinstance(path, str) else None
+
+
+def _audio_version(audio: str | bytes | StoredAudio | AudioSegment | None) -> str:
     """Return what changes with a recording, wherever it lies: size and time of a file, its stretch
-    of it, the digest of bytes, or the fingerprint of a dataset with the row."""
+    of it, the digest of bytes, or the fingerprint of a dataset with the row; "" for None."""
+    if audio is None:
+        return ""
     if isinstance(audio, AudioSegment):
         return f"{_audio_version(audio.path)}:{audio.start}:{audio.duration}:{audio.channel}"
     if isinstance(audio, bytes):
@@ -308,18 +306,6 @@ def _audio_version(audio: str | bytes | StoredAudio | AudioSegment) -> str:
         return "missing"
     stat = Path(audio).stat()
     return f"{stat.st_size}:{stat.st_mtime_ns}"
-
-
-def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
-    if audio is None:
-        return b"-"
-    if isinstance(audio, bytes):
-        return hashlib.sha256(audio).digest()
-    version = _audio_version(audio)
-    if isinstance(audio, StoredAudio):
-        return version.encode()
-    path = audio.path if isinstance(audio, AudioSegment) else audio
-    return f"{path}:{version}".encode()
 
 
 TRANSCRIBED_TOGETHER = 64

@@ -3,29 +3,24 @@ its table.
 
 Reading five million rows takes an hour; mapping a few numbers per row takes no time. `dcar prepare`
 writes them to <split>/columns.feather (Arrow IPC, 29 bytes per row), with the columns of `SCHEMA`.
-A split without that file, as earlier versions wrote it, is read once (`read_columns`).
+A split without that file, as in the corpus that ships, is read at every start.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from dcar.storage import digest_of, replacing
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
-
-logger = logging.getLogger(__name__)
 
 FILE = "columns.feather"
 SCHEMA = {
@@ -43,9 +38,6 @@ SCHEMA = {
 }
 READ = ["id", "speaker", "text_ids", "speech", "duration", "prompt_speech"]
 READ_AT_ONCE = 10_000  # rows
-KEPT_FROM = 100_000
-"""Number of rows from which the columns of an older folder are written to a file; fewer rows are
-read again in a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -204,58 +196,20 @@ def _ranks(parts: list[pa.Array]) -> np.ndarray:
     )
 
 
-def identity(files: Mapping[str, Any], split: str) -> str:
-    """Return the digest of the list of a split's files in prepared.json, without that of the
-    columns: it identifies the table that the columns describe."""
-    return digest_of(
-        {
-            name: listed
-            for name, listed in files.items()
-            if name.startswith(f"{split}/") and name != f"{split}/{FILE}"
-        }
-    )
-
-
-def write_columns(folder: Path, table: pa.Table, made_from: str) -> None:
-    """Write the columns of a split into its folder, completely or not at all. made_from: the
-    `identity` of the split."""
+def write_columns(folder: Path, table: pa.Table) -> None:
+    """Write the columns of a split into its folder."""
     import pyarrow as pa
 
-    table = table.replace_schema_metadata(
-        {**table.schema.metadata, b"made_from": made_from.encode()}
-    )
-    with (
-        replacing(folder / FILE, by_several=True) as part,
-        pa.ipc.new_file(str(part), table.schema) as writer,
-    ):
+    with pa.ipc.new_file(str(folder / FILE), table.schema) as writer:
         writer.write_table(table)  # in one batch, so that each column is one memory-mapped array
 
 
-def read_columns(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table:
-    """Return the columns of a split, memory-mapped. If its folder has none for this table, all
-    rows are read, and the columns of a large split are written there if possible."""
+def read_columns(folder: Path, rows: datasets.Dataset) -> pa.Table:
+    """Return the columns of a split, memory-mapped. If its folder has none, as in the corpus that
+    ships, all rows are read."""
     import pyarrow as pa
 
-    try:
-        with pa.memory_map(str(folder / FILE)) as file:
-            table = pa.ipc.open_file(file).read_all()
-        same = table.schema.metadata.get(b"made_from") == made_from.encode()
-        if same and len(table) == len(rows):
-            return table
-    except (OSError, ValueError):
-        # missing, or truncated by an old version; pyarrow's errors are subclasses of these
-        pass
-    if len(rows) < KEPT_FROM:
+    if not (folder / FILE).exists():
         return scan(rows)
-    logger.info("%s: has no %s for this table; reading all %d rows once", folder, FILE, len(rows))
-    table = scan(rows)
-    try:
-        write_columns(folder, table, made_from)
-    except OSError as error:
-        logger.warning(
-            "%s: cannot be written (%s), so every start reads all rows; start once with write "
-            "access to the folder, or prepare the corpus again",
-            folder / FILE,
-            error,
-        )
-    return table
+    with pa.memory_map(str(folder / FILE)) as file:
+        return pa.ipc.open_file(file).read_all()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcar.errors import DataError, check_format
-from dcar.prepare.columns import FILE, Split, identity, read_columns, scan, write_columns
+from dcar.prepare.columns import Split, read_columns, scan, write_columns
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, file_differences, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
@@ -112,16 +112,6 @@ def check_out_dir(out: Path, read: str | Path = "") -> None:
         raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
 
 
-def _counted(rows: datasets.Dataset) -> dict[str, float]:
-    """Return the counts of a split, for prepared.json."""
-    return {
-        "utterances": len(rows),
-        "speakers": len(set(rows["speaker"])),
-        "tokens": sum(map(len, rows["speech"])),
-        "seconds": round(sum(rows["duration"]), 2),
-    }
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in `path`, or None if the file is missing or broken."""
     try:
@@ -149,32 +139,36 @@ def assemble(
     shutil.rmtree(building, ignore_errors=True)
     made_by = record["tokenizer"]
     columns = features(made_by["vocab_size"], residual="layers" in made_by)
-    counts: dict[str, dict[str, float]] = {}
     with writing(out):
         for split, files in shards.items():
             (building / split).mkdir(parents=True)
-            counts[split] = _join(files, building / split / TABLE, columns, compress)
+            _join(files, building / split / TABLE, columns, compress)
             _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
-        put_in_place(building, out, {"phonemes": phonemes, "counts": counts, **record})
+        put_in_place(building, out, list(shards), {"phonemes": phonemes, **record})
 
 
-def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
+def put_in_place(building: Path, out: Path, splits: Sequence[str], info: Mapping[str, Any]) -> None:
     """Turn the splits in the folder `building` into the corpus `out`, with columns and
     prepared.json; the former content of `out` and the shards are removed.
 
-    info: content of prepared.json without the version and the digests.
+    info: content of prepared.json without the counts, the version and the digests.
     """
     import datasets
 
-    digests = {name: digest(building / name) for name in files_of(building)}
-    for split in info["counts"]:
+    counts = {}
+    for split in splits:
         table = scan(datasets.Dataset.load_from_disk(str(building / split)))
-        write_columns(building / split, table, identity(digests, split))
-        digests[f"{split}/{FILE}"] = digest(building / split / FILE)
-    write_json(
-        building / "prepared.json", {**info, "format_version": FORMAT_VERSION, "files": digests}
-    )
+        write_columns(building / split, table)
+        counts[split] = {
+            "utterances": len(table),
+            "seconds": round(sum(table["duration"].to_pylist()), 2),
+            "speakers": len(table["speaker"].unique()),
+            "tokens": sum(table["speech_tokens"].to_pylist()),
+        }
+    made = {"counts": counts, "format_version": FORMAT_VERSION}
+    digests = {name: digest(building / name) for name in files_of(building)}
+    write_json(building / "prepared.json", {**info, **made, "files": digests})
     if out.exists():
         os.rename(out, building.with_name(f"old.{os.getpid()}"))
     os.rename(building, out)
@@ -192,12 +186,12 @@ def save_splits(
     """
     building = partial_folder(out) / "building"
     shutil.rmtree(building, ignore_errors=True)
-    counts = {}
+    names = []
     with writing(out):
         for split, rows in splits:
             rows.save_to_disk(str(building / split))
-            counts[split] = _counted(rows)
-        put_in_place(building, out, {**info, "counts": counts})
+            names.append(split)
+        put_in_place(building, out, names, info)
 
 
 TABLE = "data-00000-of-00001.arrow"
@@ -236,15 +230,11 @@ def clean_up(out: Path) -> None:
 
 def _join(
     files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool
-) -> dict[str, float]:
-    """Write parquet shards as one Arrow stream, shard by shard, and return the counts of the
-    split."""
+) -> None:
+    """Write parquet shards as one Arrow stream, shard by shard."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    utterances, seconds, tokens = 0, 0.0, 0
-    speakers: set[str] = set()
     schema = columns.arrow_schema
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 19) if compress else None)
     with (
@@ -252,18 +242,7 @@ def _join(
         pa.ipc.new_stream(sink, schema, options=options) as writer,
     ):
         for file in files:
-            table = pq.read_table(file).select(schema.names).cast(schema)
-            writer.write_table(table)
-            utterances += table.num_rows
-            seconds += pc.sum(table["duration"]).as_py() or 0.0
-            tokens += pc.sum(pc.list_value_length(table["speech"])).as_py() or 0
-            speakers.update(pc.unique(table["speaker"]).to_pylist())
-    return {
-        "utterances": utterances,
-        "seconds": round(seconds, 2),
-        "speakers": len(speakers),
-        "tokens": tokens,
-    }
+            writer.write_table(pq.read_table(file).select(schema.names).cast(schema))
 
 
 def copy_name(name: str, speed: float) -> str:
@@ -282,8 +261,7 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
 def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
     """Return the codes [layers - 1, T] int64 of the layers after the first of a prepared row.
 
-    prompt: return those of the row's own prompt instead. Raises DataError if there are none, or if
-    their number is not a multiple of the number of speech tokens T.
+    prompt: return those of the row's own prompt instead. Raises DataError if there are none.
     """
     name = "prompt_residual" if prompt else "residual"
     codes, frames = row.get(name, ()), len(row["prompt_speech" if prompt else "speech"])
@@ -291,11 +269,6 @@ def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
         raise DataError(
             f"utterance {row['id']}: has no codes in the column {name!r}; prepare the corpus with "
             "residual=true and a codec of several layers"
-        )
-    if not frames or len(codes) % frames:
-        raise DataError(
-            f"utterance {row['id']}: {len(codes)} codes in the column {name!r} for {frames} "
-            "speech tokens, not a multiple of them; prepare the corpus again"
         )
     return np.asarray(codes, dtype=np.int64).reshape(-1, frames)
 
@@ -417,21 +390,14 @@ def load_prepared(
             "prepare again, or copy the folder again from its origin (`dcar doctor` lists the "
             "differences)"
         )
-    try:
-        return datasets.Dataset.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        # a file that is too large for its digest to be checked may be damaged
-        raise DataError(
-            f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again"
-        ) from error
+    return datasets.Dataset.load_from_disk(str(folder))
 
 
 def load_split(directory: str | Path, split: str) -> Split:
     """Return one split of a prepared corpus with the columns of all its rows, memory-mapped.
     Raises the errors of `load_prepared`."""
     rows = load_prepared(directory, split)
-    made_from = identity(prepared_info(directory).files, split)
-    return Split.of(rows, read_columns(prepared_folder(directory) / split, rows, made_from))
+    return Split.of(rows, read_columns(prepared_folder(directory) / split, rows))
 
 
 MOST_DIGESTED = 1 << 30

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from dcar.corpus.read import Utterance, read_corpus
+from dcar.corpus.read import read_corpus
+from dcar.corpus.rows import Utterance
 from dcar.errors import DataError
 from dcar.prepare.prepared import prepared_info
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from dcar.config import load_config
-from dcar.corpus.read import Problem, describe
+from dcar.corpus.rows import Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
 from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
@@ -43,7 +43,6 @@ from dcar.prepare.shards import (
     CorpusPart,
     Encoder,
     analyse,
-    check_chunk,
     read_chunk,
     tokenise,
     write_shard,
@@ -116,8 +115,8 @@ def run(
         return report
     mine = _write_chunks(corpus, config, work, tokenizer, speaker_encoder, rank, world, progress)
     if rank == 0:
-        names = _all_chunks(work, world, config.wait_minutes)
-        _assemble(corpus, config, work, names, tokenizer, fingerprint)
+        records = _all_chunks(work, world, config.wait_minutes)
+        _assemble(corpus, config, work, records, tokenizer, fingerprint)
     elif config.stream:
         records = [read_json(work / f"chunk-{name}.json") or {} for name in mine]
         checked, filtered = (sum(record[key] for record in records) for key in ("rows", "filtered"))
@@ -219,34 +218,33 @@ def _read(
         )
 
 
-def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[str]:
-    """Wait for the chunks of all processes and return their names in the order of the corpus."""
+def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[dict[str, Any]]:
+    """Wait for the chunks of all processes and return their records in the order of the corpus."""
     listed = [work / f"done-{rank}-of-{world}.json" for rank in range(world)]
 
-    def names() -> list[str] | None:
+    def records() -> list[dict[str, Any]] | None:
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
         if None in lists:
             return None
-        found = sorted(itertools.chain(*lists))
-        return found if all(read_chunk(work, name) for name in found) else None
+        found = [read_chunk(work, name) for name in sorted(itertools.chain(*lists))]
+        return None if None in found else found  # type: ignore[return-value]
 
-    return wait(names, wait_minutes, f"the other processes in {work}")
+    return wait(records, wait_minutes, f"the other processes in {work}")
 
 
 def _assemble(
     corpus: WholeCorpus | StreamedCorpus,
     config: PrepareConfig,
     work: Path,
-    names: list[str],
+    records: list[dict[str, Any]],
     tokenizer: SpeechTokenizer,
     fingerprint: str,
 ) -> None:
-    """Assemble the datasets from all chunks. Raises DataError for a damaged shard, for bad rows
-    of a streamed corpus if skip_bad is false, and if no row is left."""
+    """Assemble the datasets from all chunks. Raises DataError for bad rows of a streamed corpus
+    if skip_bad is false, and if no row is left."""
     shards: dict[str, list[Path]] = {split: [] for split in config.splits}
     problems, checked, filtered = list(corpus.problems), corpus.checked, corpus.filtered
-    for name in names:
-        record = check_chunk(work, name)
+    for record in records:
         for split, file in record["shards"].items():
             shards[split].append(work / file)
         problems += [Problem(**p) for p in record["problems"]]

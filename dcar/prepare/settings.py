@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dcar.config import check, setting
 from dcar.config.commands import DeviceSettings, WaitSettings
-from dcar.corpus.read import KINDS, Problem, describe
+from dcar.corpus.read import KINDS
+from dcar.corpus.rows import Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, split_faults
 from dcar.prepare.shards import Encoder

@@ -1,10 +1,9 @@
-"""Token shards: utterances → checked rows of speech tokens, with their digests in the chunk's
-record.
+"""Token shards: utterances → checked rows of speech tokens, and a record of every chunk.
 
 A chunk of the corpus gives one parquet file per split, and then a JSON file: the outcome of its
-rows, size and SHA-256 of its shards. A chunk without that record was interrupted and is made again;
-a shard whose digest differs is rejected. File names depend on the content of a shard, never on the
-process that wrote it, so processes on several nodes need only a shared folder.
+rows, and the sizes of its shards. A chunk without that record, or with shards of other sizes, was
+interrupted and is made again. File names depend on the content of a shard, never on the process
+that wrote it, so processes on several nodes need only a shared folder.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError, TextError
 from dcar.prepare.prepared import copy_name, features, read_json
-from dcar.storage import digest, file_differences, replacing, writing
+from dcar.storage import file_differences, replacing, writing
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import prompt_statistics, with_embedding
@@ -317,12 +316,13 @@ def _voices(recordings: Sequence[Analysed], encoder: Encoder) -> list[np.ndarray
 
 
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
-    """Write a parquet file and return its digest. Raises StorageError if it cannot be written."""
+    """Write a parquet file and return its size in bytes, for the chunk's record. Raises
+    StorageError if it cannot be written."""
     import pyarrow.parquet as pq
 
     with writing(file), replacing(file) as part:
         pq.write_table(table, part)
-    return digest(file)
+    return {"size": file.stat().st_size}
 
 
 def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
@@ -331,21 +331,4 @@ def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
     record = read_json(work / f"chunk-{name}.json")
     if record is None or file_differences(work, record["files"], lambda path: None):
         return None
-    return record
-
-
-def check_chunk(work: Path, name: str) -> dict[str, Any]:
-    """Return the record of a chunk. If one of its shards has changed since it was written,
-    remove the record and raise DataError."""
-    file = work / f"chunk-{name}.json"
-    record = read_chunk(work, name)
-    if record is None:
-        raise DataError(f"{file}: is missing or broken; run again, only its shards are made again")
-    for shard, written in record["files"].items():
-        if file_differences(work, {shard: written}):
-            file.unlink()
-            raise DataError(
-                f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; "
-                "run again, only the shards of this chunk are made again"
-            )
     return record

@@ -32,7 +32,8 @@ import scipy.linalg
 
 from dcar.config import load_config, setting
 from dcar.config.commands import DeviceSettings, SeedSettings
-from dcar.corpus.read import KINDS, Decoded, Problem, Utterance, describe, examine, read_corpus
+from dcar.corpus.read import KINDS, Decoded, examine, read_corpus
+from dcar.corpus.rows import Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
 from dcar.text.phonemes import text_to_ids

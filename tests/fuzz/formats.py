@@ -16,7 +16,8 @@ from tiny_corpora import tone, wav_bytes, write_manifest
 
 from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.config import load_config
-from dcar.corpus.read import describe, read_corpus, validate_corpus
+from dcar.corpus.read import read_corpus, validate_corpus
+from dcar.corpus.rows import describe
 from dcar.errors import DCARError
 from dcar.prepare.run import PrepareConfig
 from dcar.storage import digest, seal

@@ -12,7 +12,8 @@ import soundfile as sf
 from tiny_corpora import RATE, tone, write_libritts
 
 from dcar.corpus import huggingface
-from dcar.corpus.read import AudioSegment, read_corpus, validate_corpus
+from dcar.corpus.read import read_corpus, validate_corpus
+from dcar.corpus.rows import AudioSegment
 from dcar.errors import AudioError, DataError
 
 

@@ -8,8 +8,9 @@ import pytest
 import soundfile as sf
 from tiny_corpora import RATE, encoded, tone
 
-from dcar.corpus.read import Utterance, canonical_split, corpus_parts, load_corpus, read_corpus
+from dcar.corpus.read import corpus_parts, load_corpus, read_corpus
 from dcar.corpus.read import validate_corpus as validate
+from dcar.corpus.rows import Utterance, canonical_split
 from dcar.errors import DataError
 
 

@@ -8,7 +8,8 @@ import pytest
 import soundfile as sf
 from tiny_corpora import tone
 
-from dcar.corpus.read import Problem, Utterance, read_corpus, validate_corpus
+from dcar.corpus.read import read_corpus, validate_corpus
+from dcar.corpus.rows import Problem, Utterance
 from eval.analysis.score import ScoreConfig, items_of
 
 KINDS = (

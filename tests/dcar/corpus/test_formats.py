@@ -18,7 +18,8 @@ from tiny_corpora import (
     write_starter,
 )
 
-from dcar.corpus.read import StoredAudio, corpus_parts, validate_corpus
+from dcar.corpus.read import corpus_parts, validate_corpus
+from dcar.corpus.rows import StoredAudio
 
 Row = tuple[str, str, str, str | None]  # id, text, speaker, split
 

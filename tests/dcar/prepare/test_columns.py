@@ -2,7 +2,6 @@
 read at a start."""
 
 import hashlib
-import logging
 from dataclasses import replace
 
 import datasets
@@ -111,36 +110,12 @@ def test_rows_are_found_by_id(rows):
     assert [split.find(name) for name in ("", "a", "é7x", "ê")] == [None] * 4
 
 
-def test_a_folder_of_an_earlier_version_is_read_once(tmp_path, monkeypatch, caplog):
+def test_a_folder_without_columns_is_read(tmp_path):
     data = write_prepared(
         tmp_path / "data", train=8, speech=lambda rng: [1] * int(rng.integers(1, 9))
     )
-    file, expected = data / "train" / FILE, slow(load_prepared(data, "train"))
-    scans = []
-    monkeypatch.setattr(
-        columns, "scan", lambda rows, real=columns.scan: scans.append(len(rows)) or real(rows)
-    )
-    caplog.set_level(logging.INFO)
-    # it is small
-    assert held(load_split(data, "train")) == expected and not file.exists() and not caplog.records
-    monkeypatch.setattr(columns, "KEPT_FROM", 8)
-    for found in range(3):
-        if found == 2:
-            file.write_bytes(file.read_bytes()[:300])
-        assert held(load_split(data, "train")) == expected
-        assert held(load_split(data, "train")) == expected
-    assert scans == [8] * 3 and len(caplog.records) == 2
-    write_prepared(tmp_path / "other", train=8)  # other rows in its place
-    for name in (
-        "prepared.json",
-        *(p.relative_to(tmp_path / "other") for p in (tmp_path / "other/train").iterdir()),
-    ):
-        (data / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    assert held(load_split(data, "train")) == slow(load_prepared(data, "train")) != expected
-    file.unlink()
-    file.mkdir()  # nothing can be written there
+    assert not (data / "train" / FILE).exists()
     assert held(load_split(data, "train")) == slow(load_prepared(data, "train"))
-    assert f"{file}: " in caplog.text
 
 
 # --- starts on many rows --------------------------------------------------------------------------

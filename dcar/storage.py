@@ -10,6 +10,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,17 @@ def digest(path: Path) -> dict[str, Any]:
             "size": os.fstat(file.fileno()).st_size,
             "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
         }
+
+
+def digest_once(path: Path) -> dict[str, Any]:
+    """Return the `digest` of a file, computed once per process for each size and time of change."""
+    state = path.stat()
+    return _digest_at(path.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _digest_at(path: Path, _size: int, _modified: int) -> dict[str, Any]:
+    return digest(path)
 
 
 def step_of(folder: Path) -> int:

@@ -31,7 +31,15 @@ from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus.read import corpus_parts, examine, read_corpus, validate_corpus
-from dcar.corpus.rows import AudioSegment, Problem, Row, StoredAudio, Utterance, describe
+from dcar.corpus.rows import (
+    AudioSegment,
+    Problem,
+    Row,
+    StoredAudio,
+    Utterance,
+    describe,
+    file_stamp,
+)
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
@@ -302,10 +310,7 @@ def _audio_version(audio: str | bytes | StoredAudio | AudioSegment | None) -> st
         return hashlib.sha256(audio).hexdigest()
     if isinstance(audio, StoredAudio):
         return f"{getattr(audio.rows, '_fingerprint', '')}:{audio.index}"
-    if not Path(audio).is_file():
-        return "missing"
-    stat = Path(audio).stat()
-    return f"{stat.st_size}:{stat.st_mtime_ns}"
+    return file_stamp(Path(audio)) if Path(audio).is_file() else "missing"
 
 
 TRANSCRIBED_TOGETHER = 64

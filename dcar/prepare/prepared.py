@@ -30,15 +30,13 @@ import numpy as np
 from dcar.errors import DataError, check_format
 from dcar.prepare.columns import Split, read_columns, scan, write_columns
 from dcar.sources.shipped import resolve
-from dcar.storage import digest, file_differences, files_of, gigabytes, writing
+from dcar.storage import digest, digest_once, file_differences, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     import datasets
-
-    from dcar.tokens.base import SpeechTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -360,25 +358,12 @@ def _read_part(entry: Mapping[str, Any], kind: type) -> Any:
     return kind(**{f.name: entry[f.name] for f in fields(kind) if f.name in entry})
 
 
-def load_prepared(
-    directory: str | Path, split: str, *, tokenizer: SpeechTokenizer | None = None
-) -> datasets.Dataset:
-    """Return one split of a prepared corpus, memory-mapped.
-
-    Raises DataError if the phoneme inventory differs from this version's, if `tokenizer` is given
-    and did not make the tokens, or if the split is missing or damaged.
-    """
+def load_prepared(directory: str | Path, split: str) -> datasets.Dataset:
+    """Return one split of a prepared corpus, memory-mapped. Raises DataError if the phoneme
+    inventory differs from this version's, or if the split is missing or damaged."""
     import datasets
 
-    info = prepared_info(directory)
-    made_by = info.tokenizer
-    if tokenizer is not None and tokenizer.checksum != made_by.checksum:
-        raise DataError(
-            f"{directory}: has tokens of {made_by.name} ({made_by.checksum[:12]}), but the "
-            f"tokenizer in use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or "
-            "prepare again"
-        )
-    directory = prepared_folder(directory)
+    info, directory = prepared_info(directory), prepared_folder(directory)
     folder = directory / split
     if split not in info.counts or not folder.is_dir():
         raise DataError(
@@ -403,8 +388,6 @@ def load_split(directory: str | Path, split: str) -> Split:
 MOST_DIGESTED = 1 << 30
 """Largest file, in bytes, whose digest is checked when it is loaded; `dcar doctor` checks larger
 ones."""
-# (path, size, modification time) -> digest, for this process
-_digested: dict[tuple[str, int, int], dict[str, Any]] = {}
 
 
 def split_faults(
@@ -415,21 +398,15 @@ def split_faults(
     files = {name: entry for name, entry in info.files.items() if name.startswith(f"{split}/")}
     if not files:
         return [f"prepared.json lists no file of {split}"]
-    return file_differences(directory, files, _digest_once if digests else lambda path: None)
+    return file_differences(directory, files, _digest_of if digests else lambda path: None)
 
 
-def _digest_once(path: Path) -> dict[str, Any] | None:
-    """Return the digest of a file, computed once per process; None for a file too large to be
-    read at every start."""
-    state = path.stat()
-    if state.st_size > MOST_DIGESTED:
-        logger.info(
-            "%s: %s; checked only its size, `dcar doctor` reads the whole file",
-            path,
-            gigabytes(state.st_size),
-        )
-        return None
-    key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    if key not in _digested:
-        _digested[key] = digest(path)
-    return _digested[key]
+def _digest_of(path: Path) -> dict[str, Any] | None:
+    """Return the digest of a file, or None if it is too large to be read at every start."""
+    size = path.stat().st_size
+    if size <= MOST_DIGESTED:
+        return digest_once(path)
+    logger.info(
+        "%s: %s; checked only its size, `dcar doctor` reads the whole file", path, gigabytes(size)
+    )
+    return None

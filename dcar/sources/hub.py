@@ -2,13 +2,11 @@
 files. Errors name the command that helps without network."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dcar.errors import AssetError, CheckpointError
-from dcar.sources.packages import file_sha256
-from dcar.storage import digest_of
+from dcar.storage import digest_of, digest_once
 
 T = TypeVar("T")
 
@@ -57,21 +55,10 @@ def identified(name: str, source: str | Path) -> str:
     path = Path(source)
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix in READ_BY_TRANSFORMERS)
-        content = digest_of([(p.name, _sha256(p)) for p in files if p.is_file()])
+        content = digest_of([(p.name, digest_once(p)["sha256"]) for p in files if p.is_file()])
     else:
-        content = _sha256(path) if path.is_file() else _commit(str(source))
+        content = digest_once(path)["sha256"] if path.is_file() else _commit(str(source))
     return f"{name}@{content[:8]}" if content else name
-
-
-def _sha256(path: Path) -> str:
-    stat = path.stat()
-    return _sha256_once(path.resolve(), stat.st_size, stat.st_mtime_ns)
-
-
-@cache
-def _sha256_once(path: Path, _size: int, _modified: int) -> str:
-    """Return a file's SHA-256, computed once per process for each size and time of change."""
-    return file_sha256(path)
 
 
 def _commit(model: str) -> str:

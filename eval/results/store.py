@@ -118,9 +118,7 @@ class RecordStore:
         with writing(self.shard):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.shard.exists():
-                data = self.shard.read_bytes()
-                if data and not data.endswith(b"\n"):
-                    os.truncate(self.shard, data.rfind(b"\n") + 1)
+                os.truncate(self.shard, self.shard.read_bytes().rfind(b"\n") + 1)
 
     def append(self, record: Record) -> None:
         with writing(self.shard), self.shard.open("a") as file:

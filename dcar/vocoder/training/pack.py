@@ -374,7 +374,7 @@ def pack_training_data(
             "splits=[train,…]"
         )
     for split in present:
-        chosen = evenly(load_prepared(prepared_dir, split, tokenizer=tokenizer), hours)
+        chosen = evenly(load_prepared(prepared_dir, split), hours)
         for row in tqdm(chosen, desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]

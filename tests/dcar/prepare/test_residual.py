@@ -59,7 +59,7 @@ def test_a_codec_encodes_recordings_and_prompts_at_its_own_rate(tmp_path):
     )
     run(config, speaker_encoder=ToyEncoder(), progress=False)
     codec = load_tokenizer(f"{spec}@3")
-    prepared = load_prepared(tmp_path / "out", "train", tokenizer=codec)
+    prepared = load_prepared(tmp_path / "out", "train")
     assert prepared.features["residual"].feature.dtype == "uint8"  # 16 codes
     for row in prepared:
         wave = np.round(waves[int(row["id"][1:])] * 32768) / 32768  # 16-bit WAV

@@ -449,7 +449,7 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
         with pytest.raises(error, match=message):
             pack_training_data(corpus, tmp_path / "other.safetensors", states=True)
 
-    refused(listener(1), DataError, "whisper-base-kmeans")
+    refused(listener(1), DataError, "other tokens")
     refused(ToyTokenizer(), ConfigError, "states")
     save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # of the same length
     refused(ours, DataError, "m.jsonl:1: u0 ")

@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -277,20 +277,12 @@ def without_residual(rows: datasets.Dataset) -> datasets.Dataset:
     return rows.remove_columns(stored) if stored else rows
 
 
-@dataclass(frozen=True)
-class CorpusInfo:
-    """Corpus that was prepared: the arguments of `read_corpus`."""
-
-    kind: str
-    path: str | None = None
-    audio_root: str | None = None
-    subsets: list[Any] | None = None
-
-
-def note_equal_speakers(corpora: Sequence[CorpusInfo], speakers: Sequence[Iterable[str]]) -> None:
+def note_equal_speakers(
+    corpora: Sequence[Mapping[str, Any]], speakers: Sequence[Iterable[str]]
+) -> None:
     """Log the names that speakers of different corpora share, since each name counts as one
     person; corpora made from the same recordings may share all of them."""
-    found: dict[str, CorpusInfo] = {}
+    found: dict[str, Mapping[str, Any]] = {}
     shared = {
         name
         for corpus, names in zip(corpora, speakers, strict=True)
@@ -310,7 +302,7 @@ def note_equal_speakers(corpora: Sequence[CorpusInfo], speakers: Sequence[Iterab
 class PreparedInfo(Origin):
     """Content of a prepared corpus' prepared.json."""
 
-    corpus: CorpusInfo
+    corpus: dict[str, Any]  # that was prepared: the arguments of `read_corpus`
     counts: dict[str, dict[str, Any]]  # by split: utterances, seconds, speakers, tokens
     files: dict[str, Any]  # name -> `digest`
     content: dict[str, Any]  # everything, as it was written
@@ -335,12 +327,9 @@ def prepared_info(directory: str | Path) -> PreparedInfo:
     version = content.get("format_version")
     check_format(directory / "prepared.json", version, FORMAT_VERSION, DataError, "prepare again")
     try:
-        tokenizer = _read_part(content["tokenizer"], TokenizerInfo)
-        corpus = _read_part(content["corpus"], CorpusInfo)
-        inventory = content["phonemes"]["version"]
-        info = PreparedInfo(
-            tokenizer, inventory, corpus, content["counts"], content["files"], content
-        )
+        tokenizer, inventory = TokenizerInfo(**content["tokenizer"]), content["phonemes"]["version"]
+        corpus, counts, files = (content[name] for name in ("corpus", "counts", "files"))
+        info = PreparedInfo(tokenizer, inventory, corpus, counts, files, content)
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{directory}: prepared.json is incomplete ({error}); prepare again"
@@ -351,11 +340,6 @@ def prepared_info(directory: str | Path) -> PreparedInfo:
             f"{PHONEME_VERSION}; prepare again"
         )
     return info
-
-
-def _read_part(entry: Mapping[str, Any], kind: type) -> Any:
-    """Return an entry of prepared.json as the dataclass `kind`."""
-    return kind(**{f.name: entry[f.name] for f in fields(kind) if f.name in entry})
 
 
 def load_prepared(directory: str | Path, split: str) -> datasets.Dataset:

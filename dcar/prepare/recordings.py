@@ -28,11 +28,5 @@ class Sources(dict[str, Utterance]):
 def source_utterances(directory: str | Path) -> Sources:
     """Return the utterances of the corpus that a prepared folder was made from, by id, to read a
     row's original audio."""
-    corpus = prepared_info(directory).corpus
-    utterances, _ = read_corpus(
-        corpus.kind,
-        corpus.path,
-        audio_root=corpus.audio_root,
-        subsets=[str(subset) for subset in corpus.subsets or ()],
-    )
+    utterances, _ = read_corpus(**prepared_info(directory).corpus)
     return Sources(utterances, directory)

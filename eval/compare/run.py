@@ -232,7 +232,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {
-            "corpus": info.content["corpus"],
+            "corpus": info.corpus,
             "tokenizer": info.tokenizer.identity,
             "split": config.split,
             **({"own_prompt": left_out} if (left_out := len(whole) - len(split)) else {}),

@@ -44,7 +44,7 @@ def test_the_whole_way(corpus, tmp_path):
         assert (row["speed"], row["audio"], row["prompt_speech"]) == (1.0, "", [])
     info = prepared.prepared_info(out)
     assert info.tokenizer.identity == "toy@sha-toy"
-    assert (info.corpus.kind, info.corpus.path) == ("starter", str(corpus))
+    assert info.corpus == {"kind": "starter", "path": str(corpus)}
     assert info.counts["train"]["tokens"] == sum(map(len, rows["speech"]))
 
 

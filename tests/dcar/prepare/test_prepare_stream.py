@@ -136,7 +136,7 @@ def test_libritts_between_three_and_twenty_seconds(tmp_path):
     part = dict(corpus="libritts", subsets=("dev-clean",), splits=("dev",))
     chosen = toy_prepare(config(root, tmp_path / "sub", **part))
     assert chosen.counts["dev"]["utterances"] == 2
-    assert prepared_info(tmp_path / "sub").corpus.subsets == ["dev-clean"]
+    assert prepared_info(tmp_path / "sub").corpus["subsets"] == ["dev-clean"]
 
 
 @pytest.mark.slow  # three quarters of a minute

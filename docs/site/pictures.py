@@ -122,7 +122,7 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
 
 PICTURES = {
     "words.png": (
-        "Temperature 1.0, no top-k",
+        "The shipped policies",
         "tokens/pass",
         "tokens per pass",
         (6.8, 4.4),

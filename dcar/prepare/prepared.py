@@ -259,7 +259,8 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
 def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
     """Return the codes [layers - 1, T] int64 of the layers after the first of a prepared row.
 
-    prompt: return those of the row's own prompt instead. Raises DataError if there are none.
+    prompt: return those of the row's own prompt instead. Raises DataError if there are none, or if
+    their number is not a multiple of the number of speech tokens T.
     """
     name = "prompt_residual" if prompt else "residual"
     codes, frames = row.get(name, ()), len(row["prompt_speech" if prompt else "speech"])
@@ -267,6 +268,11 @@ def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
         raise DataError(
             f"utterance {row['id']}: has no codes in the column {name!r}; prepare the corpus with "
             "residual=true and a codec of several layers"
+        )
+    if not frames or len(codes) % frames:
+        raise DataError(
+            f"utterance {row['id']}: {len(codes)} codes in the column {name!r} for {frames} "
+            "speech tokens, not a multiple of them; prepare the corpus again"
         )
     return np.asarray(codes, dtype=np.int64).reshape(-1, frames)
 

@@ -1,6 +1,7 @@
 """Listening section of the report: every sample with its players, its chunks and its transcript;
 and a spectrogram that shows where each pass ended, how many tokens it kept, and the phonemes."""
 
+import bisect
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, errors_of
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
+FIRST_SIZES = [1, 2, 4, 6, 9, 12, 15]
+"""Smallest chunk of each colour."""
 PICTURE = "Spectrogram, phonemes and chunk ends"
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
 NAMED = 80  # number of chunks above which their sizes are not written, because they would overlap
@@ -28,12 +31,12 @@ HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens thro
 
 def shade(size: int) -> str:
     """Return the colour of a chunk of so many tokens."""
-    return CHUNK_COLORS[min(size, len(CHUNK_COLORS)) - 1]
+    return CHUNK_COLORS[bisect.bisect(FIRST_SIZES, size) - 1]
 
 
 def ink(size: int) -> str:
     """Return the text colour on that shade."""
-    return "white" if size > 3 else "#1c2126"
+    return "white" if size >= FIRST_SIZES[3] else "#1c2126"
 
 
 def timeline(emitted: Sequence[int], sizes: Sequence[int]) -> Bar:

@@ -275,8 +275,8 @@ def test_timeline_has_a_block_per_chunk_that_spoke_and_a_legend():
     asked, drafted = timeline([2, 3, 0], [2, 4, 3]).blocks, timeline([2, 3, 0], []).blocks
     assert [width for width, _, _ in asked] == [width for width, _, _ in drafted] == [2, 3]
     assert asked[0][1] == drafted[0][1] and asked[1][1] != drafted[1][1]
-    voices = [{"sizes": [2, 9, 12]}, {"sizes": None}]  # sizes of one colour are one entry
-    assert [said for _, said in legend([{"voices": voices}])] == ["2", "9 to 12"]
+    voices = [{"sizes": [2, 9, 11, 12]}, {"sizes": None}]  # sizes of one colour are one entry
+    assert [said for _, said in legend([{"voices": voices}])] == ["2", "9 to 11", "12"]
 
 
 def test_what_no_page_can_be_made_of(tmp_path, result):

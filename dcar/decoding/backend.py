@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcar import ties
 from dcar.decoding.stack import Stack
 from dcar.repetition import repetition_aware
 from dcar.sampling import SamplingConfig, nuclei, sample, sample_several, warp
-from dcar.ties import kept
 from heads.build import Heads
 from heads.layers import TransformerLayer
 from heads.policy import CandidatePolicy
@@ -67,7 +67,11 @@ class Backend:
         history: Tensor | None = None,
     ) -> Tensor:
         """See `dcar.sampling.warp`."""
-        return warp(logits, sampling, forbidden, eos, history)
+        return warp(logits, sampling, forbidden, eos, history, self.kept)
+
+    def kept(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
+        """See `dcar.ties.kept`."""
+        return ties.kept(values, k, weights, p)
 
     def tokens(
         self,
@@ -94,20 +98,22 @@ class Backend:
         of each depends on those before it, at numbers u [B, k], given logits [B, k, V] and the
         window [B, W] before the chunk. Also return their distributions [B, k, V]. A token without
         a distribution is V (see `sample`)."""
-        full, some = nuclei(logits, sampling, forbidden, eos, kept)
+        full, nucleus = nuclei(logits, sampling, forbidden, eos, self.kept)
+        share, mask = sampling.repetition_share, sampling.repetition_mask
+        return self.one_by_one(full, nucleus, history, u, share, mask)
+
+    def one_by_one(
+        self, full: Tensor, nucleus: Tensor, history: Tensor, u: Tensor, share: float, mask: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Draw as `in_turn` does, given the distributions [B, k, V] of `dcar.repetition.nucleus`;
+        share and mask: see `repetition_aware`."""
         tokens, probs = [], []
-        for j in range(logits.shape[1]):
+        for j in range(full.shape[1]):
             probs.append(
-                repetition_aware(
-                    full[:, j],
-                    some[:, j],
-                    history,
-                    share=sampling.repetition_share,
-                    mask=sampling.repetition_mask,
-                )
+                repetition_aware(full[:, j], nucleus[:, j], history, share=share, mask=mask)
             )
             tokens.append(sample(probs[-1], u[:, j]))
-            last = tokens[-1].clamp(max=logits.shape[-1] - 1)
+            last = tokens[-1].clamp(max=full.shape[-1] - 1)
             history = torch.cat((history[:, 1:], last[:, None]), 1)
         return torch.stack(tokens, 1), torch.stack(probs, 1)
 

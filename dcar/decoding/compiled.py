@@ -84,21 +84,28 @@ def by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
 def summed(otherwise: Callable[..., Any], a: Tensor, b: Tensor, *others: Any) -> Any:
     """Multiply matrices a [..., M, K] and b [..., K, N] on a GPU by a sum if M or N is 1. Inductor
     fuses the norm before it and the activation after it into a sum, but not into a product."""
-    if a.device.type == "cpu" or 1 not in (a.shape[-2], b.shape[-1]):
-        return otherwise(a, b, *others)
-    wide = torch.promote_types(a.dtype, torch.float32)
-    products = a.unsqueeze(-1).to(wide) * b.unsqueeze(-3).to(wide)
-    return products.sum(-2).to(a.dtype)
+    return sum_of_products(a, b) if is_single(a, b) else otherwise(a, b, *others)
 
 
 def summed_with_bias(
     otherwise: Callable[..., Any], bias: Tensor, a: Tensor, b: Tensor, *others: Any, **scales: Any
 ) -> Any:
     """Return bias + a b; see `summed`."""
-    product = summed(lambda *_: NotImplemented, a, b)
-    if product is NotImplemented or others or scales:
+    if others or scales or not is_single(a, b):
         return otherwise(bias, a, b, *others, **scales)
-    return bias + product
+    return bias + sum_of_products(a, b)
+
+
+def is_single(a: Tensor, b: Tensor) -> bool:
+    """Return whether a product of matrices on a GPU has a single row or column."""
+    return a.device.type != "cpu" and 1 in (a.shape[-2], b.shape[-1])
+
+
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices a [..., M, K] and b [..., K, N] by a sum, in float32 or wider."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    products = a.unsqueeze(-1).to(wide) * b.unsqueeze(-3).to(wide)
+    return products.sum(-2).to(a.dtype)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a step of ScaledAdam does to tensors, by PyTorch's operations on lists."""
+"""Operations of a step of ScaledAdam on lists of tensors, in PyTorch."""
 
 from __future__ import annotations
 

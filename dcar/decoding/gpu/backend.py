@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dcar.decoding.compiled import CompiledBackend, masked_layer
 from dcar.decoding.stack import Stack
-from dcar.sampling import SamplingConfig, nuclei, warp
 from heads.layers import TransformerLayer
 
 
@@ -35,34 +34,19 @@ class GPUBackend(CompiledBackend):
 
         return GPURotaryLayers if reads_layers(backbone) else super().language_layers(backbone)
 
-    def probs(
-        self,
-        logits: Tensor,
-        sampling: SamplingConfig,
-        forbidden: Tensor | None,
-        eos: int,
-        history: Tensor | None = None,
-    ) -> Tensor:
+    def kept(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
         from dcar.decoding.gpu.sampling import kept  # imports triton
 
-        return warp(logits, sampling, forbidden, eos, history, kept)
+        return kept(values, k, weights, p)
 
-    def in_turn(
-        self,
-        logits: Tensor,
-        u: Tensor,
-        sampling: SamplingConfig,
-        forbidden: Tensor | None,
-        eos: int,
-        history: Tensor,
+    def one_by_one(
+        self, full: Tensor, nucleus: Tensor, history: Tensor, u: Tensor, share: float, mask: bool
     ) -> tuple[Tensor, Tensor]:
-        from dcar.decoding.gpu.sampling import MOST_IDS, in_turn, kept  # imports triton
+        from dcar.decoding.gpu.sampling import MOST_IDS, in_turn  # imports triton
 
-        if logits.shape[-1] > MOST_IDS:
-            return super().in_turn(logits, u, sampling, forbidden, eos, history)
-        both = nuclei(logits, sampling, forbidden, eos, kept)
-        share, mask = sampling.repetition_share, sampling.repetition_mask
-        return in_turn(*both, history, u, share, mask)
+        if full.shape[-1] > MOST_IDS:
+            return super().one_by_one(full, nucleus, history, u, share, mask)
+        return in_turn(full, nucleus, history, u, share, mask)
 
 
 def gpu_backend(device: torch.device) -> CompiledBackend:

@@ -180,9 +180,8 @@ def _(full: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def in_turn(
     full: Tensor, nucleus: Tensor, history: Tensor, u: Tensor, share: float, mask: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw as `Backend.in_turn` does, given the distributions [B, k, V] of
-    `dcar.repetition.nucleus`, of at most `MOST_IDS` ids. The sums are those of `repetition_aware`,
-    in another order."""
+    """Draw as `Backend.one_by_one` does, from distributions of at most `MOST_IDS` ids. The sums are
+    those of `repetition_aware`, in another order."""
     repeats = least_count(history.shape[1], share)
     return _in_turn_operator(full, nucleus, others(full) if mask else None, history, u, repeats)
 

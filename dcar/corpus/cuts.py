@@ -29,6 +29,9 @@ from dcar.corpus.rows import (
 )
 from dcar.errors import DataError
 
+ROUNDING = 0.1
+"""Seconds by which supervisions may exceed their cut: manifests round times."""
+
 
 def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
     """Return the parts of one manifest, or of every `*.jsonl` and `*.jsonl.gz` of a folder.
@@ -112,10 +115,17 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
 
 
 def _words(cut: dict[str, Any]) -> tuple[str, str]:
-    """Return text and speaker of the cut's supervisions, in the order of speech."""
+    """Return text and speaker of the cut's supervisions, in the order of speech. Raises BadRow for
+    words that are not in the cut."""
     supervisions = sorted(cut.get("supervisions") or [], key=lambda s: float(s["start"]))
     if not supervisions:
         raise BadRow("has no supervision, so no text; trim cuts to supervisions first")
+    end = max(float(s["start"]) + float(s["duration"]) for s in supervisions)
+    if float(supervisions[0]["start"]) < -ROUNDING or end > float(cut["duration"]) + ROUNDING:
+        raise BadRow(
+            f"its text is that of {supervisions[0]['start']}…{end:g} s of the cut, which has "
+            f"{cut['duration']} s; trim cuts to supervisions first"
+        )
     texts = []
     for supervision in supervisions:
         text = supervision.get("text")

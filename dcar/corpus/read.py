@@ -87,7 +87,8 @@ def corpus_parts(
             f"a corpus of kind {kind!r} needs a path"
             + (": a save_to_disk folder, parquet, or a hub name" if kind == "datasets" else "")
         )
-    root = Path(path) if path is not None else shipped("corpus")
+    # resolved: the name of the folder may be that of the speaker, and "." has none
+    root = Path(path).resolve() if path is not None else shipped("corpus")
     if kind != "datasets" and not root.exists():
         raise DataError(f"{root}: this {kind} corpus does not exist; check the path")
     if kind == "datasets":

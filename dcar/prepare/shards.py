@@ -157,10 +157,11 @@ def analyse(
 ) -> list[AnalysedJob]:
     """Read and analyse the recordings of a shard in the workers, in the order of `jobs`.
 
-    A slowed copy of more than `max_seconds` is left out. rate: the tokenizer's `input_rate`.
-    loaded: recordings by `Utterance.source`, if they were decoded already. problems: list to which
-    rows that cannot be analysed (speech without a voice, for example) are added, to be left out;
-    without it, they raise AudioError or TextError with the row's name.
+    A slowed copy of more than `max_seconds`, or with such a prompt, is left out. rate: the
+    tokenizer's `input_rate`. loaded: recordings by `Utterance.source`, if they were decoded
+    already. problems: list to which rows that cannot be analysed (speech without a voice, for
+    example) are added, to be left out; without it, they raise AudioError or TextError with the
+    row's name.
     """
 
     def one(job: Job) -> AnalysedJob:
@@ -175,12 +176,13 @@ def analyse(
     def whole(job: Job) -> AnalysedJob:
         u, place = job.utterance, _place(job)
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
-        speech = Analysed.of(place, Sound(*audio), job.speed, rate, encoder)
-        if job.speed != 1.0 and speech.seconds > max_seconds:
+        speech, voice = Analysed.of(place, Sound(*audio), job.speed, rate, encoder), None
+        if prompt is not None:  # at the same speed: the voice of a copy is that of another speaker
+            sound = Sound(*prompt).of_speech()
+            voice = Analysed.of(f"{place} (prompt)", sound, job.speed, rate, encoder)
+        longest = max(speech.seconds, voice.seconds if voice else 0)
+        if job.speed != 1.0 and longest > max_seconds:
             return AnalysedJob(job, [], None, None)
-        voice = None
-        if prompt is not None:
-            voice = Analysed.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
         return AnalysedJob(job, text_to_ids(u.text), speech, voice)
 
     return list(pool.map(one, jobs))

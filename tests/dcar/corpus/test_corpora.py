@@ -167,6 +167,9 @@ def test_cuts_that_would_have_to_be_computed_or_make_no_sense_are_bad_rows(tmp_p
         ({**good, "supervisions": []}, "no supervision"),
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
         ({**good, "supervisions": [{**supervision, "custom": None}]}, "custom.texts"),
+        # once read: a text of which a part is not in the audio
+        ({**good, "supervisions": [{**supervision, "duration": 1.5}]}, "0…1.5 s"),
+        ({**good, "supervisions": [{**supervision, "start": -0.5}]}, "-0.5…0.5 s"),
         ({k: v for k, v in good.items() if k != "duration"}, "duration"),
         *(({**good, **change}, "") for change in wrong_types),
         ([1, 2], "no cut"),

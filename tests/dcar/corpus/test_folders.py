@@ -178,6 +178,15 @@ def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
     assert "train-clean-100" in caplog.text
 
 
+def test_a_relative_path_names_the_same_speakers(folder, monkeypatch):
+    """Below "." and in list.csv, speakers once had no name."""
+    (folder / "list.csv").write_text("audio,text\nthree.WAV,One.\n")
+    (folder / "metadata.csv").write_text("three|One.\n")
+    monkeypatch.chdir(folder)
+    for kind, path in (("folder", "list.csv"), ("ljspeech", ".")):
+        assert [u.speaker for u in read_corpus(kind, path)[0]] == ["voices"]
+
+
 def test_bad_rows_and_tables(folder):
     file = folder / "list.csv"
     file.write_text(

@@ -261,6 +261,19 @@ def test_speed_copies_are_for_training_only(corpus, tmp_path):
     assert "train_2@0.8" not in by_id
 
 
+def test_the_prompt_of_a_copy_has_its_speed(tmp_path):
+    """It is another speaker's voice, which the prompt at the former speed once contradicted."""
+    row = {"audio": "0.wav", "prompt_audio": "1.wav", "prompt_text": "Oh.", "split": "train"}
+    manifest = write_manifest(tmp_path, [row], [tone(1.0), tone(1.5)])
+    shared = dict(corpus="jsonl", splits=("train",), speeds=(1.0, 0.8))
+    toy_prepare(toy_settings(manifest, tmp_path / "p", **shared))
+    plain, slow = load_prepared(tmp_path / "p", "train")
+    pitches = [np.mean(row["prompt_speech"][5:-5]) for row in (plain, slow)]
+    assert pitches[1] == pytest.approx(0.8 * pitches[0], rel=0.1)
+    toy_prepare(toy_settings(manifest, tmp_path / "q", **shared, max_seconds=1.6))
+    assert load_prepared(tmp_path / "q", "train").num_rows == 1  # 1.9 s of prompt are too long
+
+
 def test_missing_splits(corpus, tmp_path, caplog):
     with pytest.raises(DataError, match=r"splits other .*dev, test, train"):
         toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("other",)))

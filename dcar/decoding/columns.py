@@ -7,7 +7,8 @@ C, for a decoder or a policy.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,36 +34,51 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
+class Rotations(NamedTuple):
+    """Cosines and signed sines of positions from `first` on, each [P, 3, 1, D/H]."""
+
+    first: int
+    cos: Tensor
+    sin: Tensor
+
+
+_GROWING = Lock()
+
+
 class RotaryCache:
     """Cosines and sines for queries and keys, with the identity for values, so that all three
-    are rotated at once."""
+    are rotated at once. Threads may share it."""
 
     def __init__(self, table: RotaryTable, device: torch.device, dtype: torch.dtype):
-        self.first, self.last = 0, -1  # positions covered
         self._table, self._device, self._dtype = table, device, dtype
+        empty = torch.empty(0, 3, 1, table.head_dim, device=device, dtype=dtype)
+        self.rotations = Rotations(0, empty, empty)
 
-    def cover(self, first: int, last: int) -> bool:
+    def cover(self, first: int, last: int) -> None:
         """Extend the table to positions first..last, which may be negative (a prompt before
-        BOS). Return True if it moved to another address. Raises ValueError for positions beyond
-        the rotary table."""
-        if self.first <= first and last <= self.last:
-            return False
-        most = self._table.reach
-        if not -most <= first <= last < most:
-            raise ValueError(f"positions {first} to {last} exceed the {most} of the rotary table")
-        self.first = max(min(-round_up(-first, STEP), self.first), -most)
-        self.last = min(max(round_up(last + 1, STEP) - 1, self.last), most - 1)
-        cos, sin = self._table.span(self.first, self.last - self.first + 1, self._device)
-        ones, zeros = torch.ones_like(cos[0, 0]), torch.zeros_like(cos[0, 0])
-        # [P, 3, 1, D/H]
-        self.cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(self._dtype)
-        self.sin = torch.stack((sin[0, 0], sin[0, 0], zeros), 1)[:, :, None].to(self._dtype)
-        return True
+        BOS). Raises ValueError for positions beyond the rotary table."""
+        with _GROWING:
+            start, end = self.rotations.first, self.rotations.first + len(self.rotations.cos) - 1
+            if start <= first and last <= end:
+                return
+            most = self._table.reach
+            if not -most <= first <= last < most:
+                raise ValueError(
+                    f"positions {first} to {last} exceed the {most} of the rotary table"
+                )
+            start = max(min(-round_up(-first, STEP), start), -most)
+            end = min(max(round_up(last + 1, STEP) - 1, end), most - 1)
+            cos, sin = self._table.span(start, end - start + 1, self._device)
+            ones, zeros = torch.ones_like(cos[0, 0]), torch.zeros_like(cos[0, 0])
+            cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(self._dtype)
+            sin = torch.stack((sin[0, 0], sin[0, 0], zeros), 1)[:, :, None].to(self._dtype)
+            self.rotations = Rotations(start, cos, sin)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and signed sine, each [N, 3, 1, D/H], of positions [N]."""
-        index = positions - self.first
-        return self.cos.index_select(0, index), self.sin.index_select(0, index)
+        first, cos, sin = self.rotations
+        index = positions - first
+        return cos.index_select(0, index), sin.index_select(0, index)
 
 
 class JoinedRotary(RotaryCache):
@@ -70,9 +86,9 @@ class JoinedRotary(RotaryCache):
     and `second_of` return its positions for theirs."""
 
     def __init__(self, first: RotaryCache, second: RotaryCache):
-        self.cos, self.sin = torch.cat((first.cos, second.cos)), torch.cat((first.sin, second.sin))
-        self.first, self.last = 0, len(self.cos) - 1
-        self._starts = -first.first, len(first.cos) - second.first
+        a, b = first.rotations, second.rotations
+        self.rotations = Rotations(0, torch.cat((a.cos, b.cos)), torch.cat((a.sin, b.sin)))
+        self._starts = -a.first, len(a.cos) - b.first
 
     def first_of(self, positions: Tensor) -> Tensor:
         return positions + self._starts[0]
@@ -93,14 +109,13 @@ class CausalMask:
         attends to everything."""
         if new == 1:
             return None
-        rows, width = self._table.shape
+        table = self._table  # another thread may replace it
+        rows, width = table.shape
         if new > rows or columns > width:
             rows, width = max(new, rows, 8), max(round_up(columns, STEP), width)
-            seen = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).tril(
-                width - rows
-            )
-            self._table = additive(seen, self._table.dtype)
-        return self._table[None, None, rows - new :, width - columns :]
+            seen = torch.ones(rows, width, dtype=torch.bool, device=table.device).tril(width - rows)
+            self._table = table = additive(seen, table.dtype)
+        return table[None, None, rows - new :, width - columns :]
 
 
 @dataclass

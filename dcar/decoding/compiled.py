@@ -138,9 +138,9 @@ class CompiledStack(Stack):
             return Stack.read(self, x, rotary, positions, columns)
         if (mask := columns.mask()) is None:  # on a CPU
             return Stack.read(self, x, rotary, positions, columns)
-        x, table = self.before(x), (rotary.cos, rotary.sin)
+        x, (first, cos, sin) = self.before(x), rotary.rotations
         for layer, kv in zip(self.layers, columns.kv, strict=True):
-            x = self._layer(layer, x, *table, positions, kv, columns.index, mask, rotary.first)
+            x = self._layer(layer, x, cos, sin, positions, kv, columns.index, mask, first)
         return self.after(x)
 
 

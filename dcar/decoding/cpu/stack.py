@@ -1,12 +1,15 @@
 """Transformer layers in C: all layers of a pass in one call (layers.c)."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.columns import Columns, RotaryCache
+from dcar.decoding.columns import Columns, RotaryCache, Rotations
 from dcar.decoding.cpu.native import (
     LANES,
     LONG,
@@ -47,6 +50,14 @@ class _Pass(ctypes.Structure):
     ]
 
 
+class _Memory(NamedTuple):
+    """Cache and rotary table, kept alive, and arguments with their addresses."""
+
+    kv: list[Tensor]
+    rotations: Rotations
+    addresses: _Pass
+
+
 class CPUStack(Stack):
     """`Stack` in C, of layers that `reads_stack` accepts."""
 
@@ -76,20 +87,18 @@ class CPUStack(Stack):
         )
         # this and `before` are PyTorch's: a policy has them, but no decoder
         self._linear = self.after[1:]
-        self._memory: tuple[list[Tensor], Tensor, Tensor] | None = None
+        self._memory: _Memory | None = None
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
-        p, x = self._pass, self.before(x)
+        x = self.before(x)
         if x.dtype != torch.float32 or x.shape[1] != self.layers[0].out.out_features:
             raise TypeError(
                 f"rows {tuple(x.shape)} of {x.dtype} cannot be read by these float32 layers"
             )
-        if (
-            self._memory is None
-            or columns.kv is not self._memory[0]
-            or rotary.cos is not self._memory[1]
-        ):
-            self._set_memory(columns.kv, rotary)
+        memory, rotations = self._memory, rotary.rotations
+        if memory is None or memory.kv is not columns.kv or memory.rotations is not rotations:
+            memory = self._memory = self._addresses(columns.kv, rotations)
+        p = _Pass.from_buffer_copy(memory.addresses)  # other threads may run the same layers
         read = [
             None if t is None else t.contiguous()  # kept alive until the end of the call
             for t in (x, positions, columns.index, *columns.padding(), columns.mask_of_tree())
@@ -103,20 +112,19 @@ class CPUStack(Stack):
         check_memory(self._run(ctypes.addressof(p)), f"{len(x)} positions through {p.count} layers")
         return self._linear(y if columns.ends is None else y.index_select(0, columns.ends))
 
-    def _set_memory(self, kv: list[Tensor], rotary: RotaryCache) -> None:
-        """Set the addresses of the cache and of the rotary table, which seldom change."""
-        if rotary.cos.dtype != torch.float32 or not all(
+    def _addresses(self, kv: list[Tensor], rotations: Rotations) -> _Memory:
+        """Return the arguments with the addresses of the cache and of the rotary table, which
+        seldom change."""
+        first, cos, sin = rotations
+        if cos.dtype != torch.float32 or not all(
             layer.dtype == torch.float32 and layer.is_contiguous() for layer in kv
         ):
             raise TypeError("keys and values must be contiguous torch.float32, as the rotations")
-        p = self._pass
+        p = _Pass.from_buffer_copy(self._pass)
         p.keys_values = (POINTER * len(kv))(*(layer.data_ptr() for layer in kv))
-        p.angle_stride = rotary.cos.stride(0)
-        p.cos, p.sin = (
-            t.data_ptr() - rotary.first * p.angle_stride * t.itemsize
-            for t in (rotary.cos, rotary.sin)
-        )
-        self._memory = kv, rotary.cos, rotary.sin  # keeps them alive
+        p.angle_stride = cos.stride(0)
+        p.cos, p.sin = (t.data_ptr() - first * p.angle_stride * t.itemsize for t in (cos, sin))
+        return _Memory(kv, rotations, p)
 
 
 def reads_stack(

@@ -35,7 +35,8 @@ class GPUStack(CompiledStack):
     def _read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         x, heads = self.before(x), self.layers[0].num_heads
         finished = x.new_zeros(MAX_ROWS * heads, dtype=torch.int32)
-        angles = rotary.cos, rotary.sin, rotary.first
+        first, cos, sin = rotary.rotations
+        angles = cos, sin, first
         for kv, layer in zip(columns.kv, self.layers, strict=True):
             norm, places = _norm(layer.attention_norm), (positions, columns.index)
             queries = project(x, *_linear(layer.qkv), norm, angles, *places, kv)

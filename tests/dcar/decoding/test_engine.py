@@ -1,6 +1,7 @@
 """Engines: whatever is beside an utterance or was in its row before, the oracle speaks the same."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,21 @@ CALLS = [
 ]
 """Prompts, the size of groups, and whether these share draws: longer texts than before, other
 seeds, groups."""
+
+
+def test_threads_decode_side_by_side_with_one_decoder():
+    """A server has an engine a thread. Tokens are those of one thread, and nothing crashes."""
+    decoder = tiny_decoder(hidden_size=64, ffn_size=256, num_layers=6)  # passes that overlap
+    sampling = replace(SAMPLING, max_tokens=90, min_tokens=60, max_tokens_per_text_unit=90)
+
+    def tokens(turn: int) -> list[tuple[int, ...]]:
+        rows = 1 + turn % 3  # caches of different sizes
+        results = Engine(decoder, FixedChunk(3), sampling, rows).decode(PROMPTS)
+        return [tuple(result.tokens) for result in results]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(tokens, range(9)))
+    assert found == [tokens(0)] * 9
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -32,6 +32,7 @@ from dcar.prepare.prepared import (
     prepared_info,
     residual_of,
     save_splits,
+    with_recorded,
 )
 from dcar.process import run_claimed
 from dcar.text.inventory import PHONEME_VERSION, WORD_BOUNDARY
@@ -122,6 +123,8 @@ def joined(
         "duration": sum(row["duration"] for row in rows),
         "audio": "",
     }
+    if "recorded" in made:
+        made["recorded"] = [token for row in rows for token in row["recorded"]]
     if "residual" in made:
         codes = np.concatenate([residual_of(row) for row in rows], axis=1)
         made["residual"] = codes.ravel().tolist()
@@ -152,17 +155,18 @@ def join(config: JoinConfig) -> Path:
                 f"{config.data[0]} has {layers or 1}; prepare it again with the same residual and "
                 "tokenizer"
             )
-    names = [load_prepared(folder, "train").unique("speaker") for folder in config.data]
+    train = [load_prepared(folder, "train") for folder in config.data]
+    names = [rows.unique("speaker") for rows in train]
     note_equal_speakers([info.corpus for info in infos], names)
     columns = [*COLUMNS, *(RESIDUAL_COLUMNS if layers else ())]
-
-    def rows_of(folder: str, split: str) -> Dataset:
-        return load_prepared(folder, split).select_columns(columns)
+    kept = columns
+    if any("recorded" in rows.column_names for rows in train):
+        train, kept = list(map(with_recorded, train)), [*columns, "recorded"]
 
     def made(split: str) -> Dataset:
         if split != "train":
-            return rows_of(config.data[0], split)
-        rows = concatenate_datasets([rows_of(folder, split) for folder in config.data])
+            return load_prepared(config.data[0], split).select_columns(columns)
+        rows = concatenate_datasets([rows.select_columns(kept) for rows in train])
         if twice := [name for name, times in Counter(rows["id"]).items() if times > 1]:
             raise DataError(
                 f"data: {len(twice)} training utterances repeat the id of another, the first is "

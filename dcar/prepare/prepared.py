@@ -283,6 +283,15 @@ def without_residual(rows: datasets.Dataset) -> datasets.Dataset:
     return rows.remove_columns(stored) if stored else rows
 
 
+def with_recorded(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return a data set with the column `recorded`, from whose tokens prompts are taken (see
+    `dcar distil`). Rows of a corpus without it are recordings themselves."""
+    if "recorded" in rows.column_names:
+        return rows
+    speech = rows.data.column("speech")
+    return rows.add_column("recorded", speech, feature=rows.features["speech"])
+
+
 def note_equal_speakers(
     corpora: Sequence[Mapping[str, Any]], speakers: Sequence[Iterable[str]]
 ) -> None:

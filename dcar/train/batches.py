@@ -20,7 +20,13 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.batch import SpeechBatch, speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import PreparedInfo, load_split, note_equal_speakers, prepared_info
+from dcar.prepare.prepared import (
+    PreparedInfo,
+    load_split,
+    note_equal_speakers,
+    prepared_info,
+    with_recorded,
+)
 from dcar.prompts.chooser import PromptChooser, own_prompt
 from dcar.sources.shipped import resolve
 
@@ -275,10 +281,8 @@ def with_replay(train: Split, replay: str, prepared: PreparedInfo) -> Split:
     note_equal_speakers([prepared.corpus, info.corpus], names)
     own, other = train.rows, replayed.rows
     # if one corpus has recorded prompts, those of the other must be recordings too
-    if "recorded" in own.column_names and "recorded" not in other.column_names:
-        other = other.add_column(
-            "recorded", other.data.column("speech"), feature=other.features["speech"]
-        )
+    if "recorded" in own.column_names:
+        other = with_recorded(other)
     shared = [name for name in own.column_names if name in other.column_names]
     rows = datasets.concatenate_datasets([own.select_columns(shared), other.select_columns(shared)])
     return train.followed_by(replayed, rows)

@@ -9,7 +9,14 @@ from tiny_data import write_prepared
 
 from dcar.cli import main
 from dcar.prepare.join import COMMA, MOST, SPACE, STOP, JoinConfig, groups, join, joined
-from dcar.prepare.prepared import load_prepared, prepared_info, save_splits
+from dcar.prepare.prepared import (
+    load_prepared,
+    load_split,
+    prepared_info,
+    save_splits,
+    with_recorded,
+)
+from dcar.prompts.chooser import PromptChooser
 from dcar.text.phonemes import text_to_ids
 
 SPEAKERS = [f"s{i % 3}" for i in range(90)]
@@ -141,3 +148,25 @@ def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_firs
     )
     assert load_prepared(out, "train").to_list() == [*load_prepared(first, "train"), *rows]
     assert load_prepared(out, "dev").to_list() == load_prepared(first, "dev").to_list()
+
+
+def test_prompts_of_a_distilled_corpus_remain_recordings(tmp_path):
+    """The column `recorded` was once dropped, so prompts were what a decoder had spoken."""
+    plain = write_prepared(tmp_path / "plain")
+    rows = load_prepared(plain, "train").map(lambda row: {"id": f"d_{row['id']}"})
+    rows = with_recorded(rows).map(lambda row: {"speech": [1] * len(row["speech"])})
+    info = prepared_info(plain).content
+    save_splits(tmp_path / "distilled", [("train", rows)], info)
+    for data in ([tmp_path / "distilled", plain], [plain, tmp_path / "distilled"]):
+        out = tmp_path / f"out-{data[0].name}"
+        join(JoinConfig(list(map(str, data)), str(out), share=1.0))
+        whole = {
+            r["id"]: r for folder in data for r in with_recorded(load_prepared(folder, "train"))
+        }
+        made = load_prepared(out, "train")
+        assert len(made) < 16 == len(whole)
+        for row in made:
+            parts = [whole[name] for name in row["id"].split("+")]
+            for column in ("speech", "recorded"):
+                assert row[column] == [token for part in parts for token in part[column]]
+        assert PromptChooser(load_split(out, "train"), 5).speech[0] == made[0]["recorded"]

@@ -6,9 +6,7 @@ recognizer=…` transcribes them.
 
 import csv
 import logging
-import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -171,15 +169,8 @@ def _table(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         first = handle.readline()
         handle.seek(0)
-        records = _records(
-            handle,
-            _delimiter(first),
-            first.startswith('"'),
-            lambda cells: (
-                len(cells) == len(header) and os.path.isfile(place(cells[audio or 0].strip()))
-            ),
-        )
-        header = _names(next(records, (1, [], ""))[1])
+        lines = _lines(handle, _delimiter(first), first.startswith('"'))
+        header = _names(next(lines, (1, [], ""))[1])
 
         def column(names: Sequence[str]) -> int | None:
             return next((header.index(name) for name in names if name in header), None)
@@ -227,7 +218,7 @@ def _table(file: Path) -> Iterator[Row]:
                 source,
             )
 
-        for number, cells, fault in records:
+        for number, cells, fault in lines:
             source = f"{file}:{number}"
             if fault:
                 yield Problem("", source, fault)
@@ -235,50 +226,20 @@ def _table(file: Path) -> Iterator[Row]:
                 yield row_of(source, utterance, cells)
 
 
-def _records(
-    handle: TextIO, delimiter: str, quoted: bool, is_row: Callable[[list[str]], bool]
-) -> Iterator[tuple[int, list[str], str]]:
-    """Iterate over (line number, cells, fault) of the records of a table. Fields may be quoted in
-    tables separated by commas or semicolons (RFC 4180), and in others if their header has quotes
-    (`quoted`); otherwise a quote is an ordinary character, and a record is a line.
-
-    A quote that is not closed would swallow the following rows. If one of these `is_row` by itself,
-    or the quote ends before something other than a delimiter, the line is faulty, and reading
-    continues at the next one.
-    """
-    if delimiter in "\t|" and not quoted:
-        yield from (
-            (n, line.rstrip("\r\n").split(delimiter), "") for n, line in enumerate(handle, 1)
-        )
-        return
-    waiting: deque[str] = deque()
-    taken: list[str] = []
-
-    def lines() -> Iterator[str]:
-        while line := waiting.popleft() if waiting else next(handle, ""):
-            taken.append(line)
-            yield line
-
-    def parsed(source: Iterator[str]) -> tuple[list[str], str]:
+def _lines(handle: TextIO, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str], str]]:
+    """Iterate over (line number, cells, fault) of the lines of a table, each of which is a row.
+    Fields may be quoted in tables separated by commas or semicolons (RFC 4180), and in others if
+    their header has quotes (`quoted`); otherwise a quote is an ordinary character."""
+    for number, line in enumerate(handle, 1):
+        text = line.rstrip("\r\n")
+        if delimiter in "\t|" and not quoted:
+            yield number, text.split(delimiter), ""
+            continue
         try:
-            return next(csv.reader(source, delimiter=delimiter, strict=True), []), ""
+            yield number, next(csv.reader([text], delimiter=delimiter, strict=True), []), ""
         except csv.Error as error:
-            return [], str(error)
-
-    number = 1
-    while True:
-        taken.clear()
-        cells, fault = parsed(lines())
-        if not taken:
-            return
-        if number > 1 and any(is_row(parsed(iter([line]))[0]) for line in taken[1:]):
-            fault = f"its quote would end {len(taken) - 1} lines later"
-        if fault:
             fault = (
-                f"a quote is not closed as it should be ({fault}); put the field in quotes, "
-                "every quote in it twice"
+                f"a quote is not closed as it should be ({error}); put the field in quotes, every "
+                "quote in it twice, all in one line"
             )
-            waiting.extendleft(reversed(taken[1:]))
-            del taken[1:]
-        yield number, cells, fault
-        number += len(taken)
+            yield number, [], fault

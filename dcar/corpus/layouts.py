@@ -4,7 +4,6 @@ seed-tts-eval."""
 import json
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -91,12 +90,9 @@ def ljspeech_parts(root: Path) -> list[Part]:
 
 def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
     root, listed = metadata.parent, _listed_ids(lists)
-    rest = None if any(split == "train" for split, _ in listed.values()) else "train"
+    # split of the ids in no list
+    rest = "train" if lists and all(split != "train" for split, _ in listed.values()) else None
     seen: set[str] = set()
-    behind_folders = defaultdict(list)  # listed names by what stands after one of their folders
-    for listing in listed:
-        for slash in re.finditer("/", listing):
-            behind_folders[listing[slash.end() :]].append(listing)
 
     def utterance(text: str, source: str) -> Utterance:
         parts = text.split("|")
@@ -109,14 +105,8 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
         name = _id_of(parts[0])
         if not name:
             raise BadRow("the id is empty; the first field names the file in wavs/")
-        names = [name] if name in listed else behind_folders[name]
-        seen.update(names)
-        if len(names) > 1:
-            places = " and ".join(f"{listed[n][1]} ({n})" for n in names)
-            raise BadRow(f"{places} may both mean it; write the id of metadata.csv there", name)
-        split = None
-        if lists:
-            split = listed[names[0]][0] if names else rest
+        seen.add(name)
+        split = listed[name][0] if name in listed else rest
         if lists and split is None:
             raise BadRow(
                 f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove "

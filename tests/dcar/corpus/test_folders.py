@@ -137,9 +137,10 @@ def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(folder):
         'three.WAV,"Stop" he said.\nbob/one.mp3,"To the end.\n'
     )
     rows, problems = read_corpus("folder", file)
-    assert [u.text for u in rows] == ["Plain.", "Two lines, here."]
-    assert [p.source.rpartition(":")[2] for p in problems] == ["2", "6", "7"]
+    assert [p.source.rpartition(":")[2] for p in problems] == ["2", "4", "6", "7"]
     assert all("quote" in p.message for p in problems)
+    assert [u.text for u in rows] == ["Plain.", 'here."']  # the end of the row of two lines
+    assert [p.id for p in validate_corpus(rows, 0.3, 20)] == ["lines"]
 
 
 def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):

@@ -6,8 +6,8 @@ wait for. Recordings without a text may first be transcribed by a recogniser; th
 kept in a file that a person can correct.
 
 `StreamedCorpus` (`stream=true`) may be larger than memory or disk. Rows are read one at a time and
-grouped into chunks by their place in the corpus. Memory holds one chunk; at the end, eight bytes
-per utterance are needed to find repeated ids. Process p of n takes every n-th chunk, or every n-th
+grouped into chunks by their place in the corpus. Memory holds one chunk; at the end, all
+ids are needed to find repeated ones. Process p of n takes every n-th chunk, or every n-th
 file if skipping rows costs as much as reading them (a dataset streamed from a hub). Departures from
 a corpus that is read whole: bad rows are reported after everything was read, and a corpus without
 splits is divided by a hash of each sentence, so that the shares of dev and test are met on average,
@@ -429,26 +429,12 @@ def split_of(u: Utterance, config: PrepareConfig) -> str:
 
 
 def repeated_ids(files: Sequence[Path]) -> list[Problem]:
-    """Return the ids that occur more than once in the shards. They are found by 64-bit hashes,
-    then named in a second reading."""
+    """Return the ids that occur more than once in the shards."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    def ids() -> Iterator[str]:
-        for file in files:
-            yield from pq.read_table(file, columns=["id"])["id"].to_pylist()
-
-    def hashed(name: str) -> int:
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-
-    hashes = np.sort(np.fromiter((hashed(i) for i in ids()), dtype=np.uint64))
-    twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-    seen: set[str] = set()
-    problems = []
-    for name in ids() if twice else ():
-        if hashed(name) in twice:
-            if name in seen:
-                problems.append(
-                    Problem(name, name, f"id {name!r} was used before; make ids unique")
-                )
-            seen.add(name)
-    return problems
+    ids = pa.concat_tables([pq.read_table(file, columns=["id"]) for file in files])["id"]
+    counts = pc.value_counts(ids)
+    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    return [Problem(i, i, f"id {i!r} was used before; make ids unique") for i in twice]

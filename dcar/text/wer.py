@@ -28,7 +28,6 @@ class WordErrors:
     deletions: int
     insertions: int
     reference_words: int
-    empty_hypothesis: bool = False
 
     @property
     def errors(self) -> int:
@@ -47,9 +46,7 @@ class WERScore:
     """Corpus-level error rate: (S + D + I) / N summed over utterances, never a mean of rates.
 
     `coverage` is the share of utterances that have a transcript; the others are left out of the
-    counts. An empty transcript is a transcript (all words deleted); `empty` counts them.
-    `utterances` keeps the counts of each utterance, None if there was no transcript, for bootstrap
-    intervals and paired tests.
+    counts. An empty transcript is a transcript (all words deleted).
     """
 
     wer: float
@@ -58,9 +55,6 @@ class WERScore:
     insertions: int
     reference_words: int
     coverage: float
-    empty: int
-    normalizer: str
-    utterances: tuple[WordErrors | None, ...]
 
 
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
@@ -110,9 +104,7 @@ def character_errors(reference: str, hypothesis: str) -> WordErrors:
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
     """Count the edits between two sequences of ids, phonemes for example; `reference_words`
     counts those of the reference, at least one."""
-    ref, hyp = " ".join(map(str, reference)), " ".join(map(str, hypothesis))
-    if not hyp:
-        return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
+    ref, hyp = (" ".join(map(str, ids)) for ids in (reference, hypothesis))
     return _edit_counts(ref, hyp, len(reference))
 
 
@@ -131,17 +123,7 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
         wer=sum(e.errors for e in present) / reference if reference else float("nan"),
         **totals,
         coverage=len(present) / len(errors) if errors else float("nan"),
-        empty=sum(e.empty_hypothesis for e in present),
-        normalizer=NORMALIZER,
-        utterances=tuple(errors),
     )
-
-
-def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) -> WERScore:
-    """Return the corpus WER of paired texts; a None hypothesis means that no transcript could be
-    made."""
-    pairs = zip(references, hypotheses, strict=True)
-    return corpus_wer([None if hyp is None else word_errors(ref, hyp) for ref, hyp in pairs])
 
 
 def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
@@ -151,8 +133,6 @@ def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
             f"reference {reference!r} has no words, so it has no error rate; remove the utterance"
         )
     units = len(canonical) if characters else len(canonical.split())
-    if not normalize_transcript(hypothesis):
-        return WordErrors(0, units, 0, units, empty_hypothesis=True)
     return _edit_counts(*closest_readings(reference, hypothesis), units, characters)
 
 

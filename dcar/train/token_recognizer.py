@@ -104,7 +104,7 @@ class TokenRecognizerTrainer(CTCTrainer):
             for value, text in zip(self.model.log_likelihood(speech, texts), texts, strict=True)
         )
         errors = self.model.error_rate(speech, texts)
-        edits = sum(e.errors for e in errors.utterances if e is not None)
+        edits = errors.substitutions + errors.deletions + errors.insertions
         return nats, errors.reference_words, edits, errors.reference_words
 
 

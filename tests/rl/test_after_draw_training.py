@@ -19,7 +19,7 @@ from toy_world import (
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from dcar.text.wer import score_corpus
+from dcar.text.wer import corpus_wer, word_errors
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 from rl import pass_cost
@@ -181,7 +181,7 @@ def test_credit_by_likelihood_learns(tmp_path):
         heard = ToyRecognizer().transcribe(
             [np.asarray(r.result.tokens, np.float32) for r in records], 50
         )
-        return score_corpus([r.item.text for r in records], heard).wer
+        return corpus_wer(list(map(word_errors, [r.item.text for r in records], heard))).wer
 
     before = errors()
     trainer.train()

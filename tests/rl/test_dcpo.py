@@ -31,7 +31,7 @@ from trl import TrlParser
 from dcar.config import load_config
 from dcar.decoding import FixedChunk, RandomChunk, decode
 from dcar.errors import CheckpointError, ConfigError, RewardError, StoppedError, TrainingError
-from dcar.text.wer import score_corpus
+from dcar.text.wer import corpus_wer, word_errors
 from dcar.train.checkpoints import latest_checkpoint
 from heads.policy import ChunkPolicy, HiddenPolicy, HiddenPolicyConfig
 from rl import objective
@@ -212,9 +212,8 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
         results = decode(trainer.base, items, rule, trainer.args.sampling, seed=2, batch_size=200)
         heard = ToyRecognizer().transcribe([np.asarray(r.tokens, np.float32) for r in results], 50)
         passes = sum(r.passes for r in results)
-        return score_corpus([i.text for i in items], heard).wer, sum(
-            len(r.tokens) for r in results
-        ) / passes
+        errors = corpus_wer(list(map(word_errors, [i.text for i in items], heard)))
+        return errors.wer, sum(len(r.tokens) for r in results) / passes
 
     (car1_wer, car1_speed), (random_wer, _) = fixed(FixedChunk(1)), fixed(RandomChunk([1, 2]))
     assert car1_wer == 0 and random_wer > 0.2

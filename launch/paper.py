@@ -84,7 +84,7 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
         ],
         "car": [f"decoder={out}/car", f"data={out}/prepared", f"vocoder={out}/vocoder/export"],
         "policies": json.dumps([f"2-3={out}/policy_2_3", f"2-3-4={out}/policy_2_3_4"]),
-        "scorers": json.dumps([f"utmos:{config.utmos}"]),
+        "scorers": json.dumps(["resemblyzer", f"utmos:{config.utmos}"]),
     }
     jobs: list[Job] = []
 

@@ -80,7 +80,7 @@ from eval.results.store import (
 )
 from eval.results.timing import time_methods
 from eval.results.training import SHIPPED, training_note
-from eval.scorers.load import load_scorers, load_similarity
+from eval.scorers.load import load_scorers
 
 logger = logging.getLogger(__name__)
 
@@ -122,13 +122,10 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         "Seeds of the choice of prompts, the same for all methods; several = replicates. The "
         "first one is used for references, audio and timings.",
     )
-    similarity: str = setting(
-        "resemblyzer",
-        "Speaker similarity: resemblyzer, wavlm:… or eres2net:… (eval/scorers/load.py); empty = "
-        "none.",
-    )
     scorers: list[str] = setting(
-        [], "Additional columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py)."
+        ["resemblyzer"],
+        "Columns of similarity to the voice of the prompt (resemblyzer, wavlm:…, eres2net:…) and "
+        "of quality (utmos:…, dnsmos, …), see eval/scorers/load.py.",
     )
     timing_utterances: int = setting(
         10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
@@ -169,7 +166,7 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         return dict(map(name_and_limit, self.texts))
 
 
-SHOWN = "hypothesis words duration emitted sizes truncated speaker_similarity".split()
+SHOWN = "hypothesis words duration emitted sizes truncated".split()
 """Fields of a record that the report shows next to its audio."""
 
 
@@ -222,13 +219,11 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     recognizer = load_recognizer(config.recognizer, device=device)
-    similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     return Tools(
         items,
         models,
         vocoder,
         recognizer,
-        similarity,
         recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {
@@ -518,7 +513,6 @@ class Comparison:
             "recognizer_note": "one waveform at a time; the length of a transcript is "
             "capped by the duration of the audio",
             "normalizer": NORMALIZER,
-            "speaker_similarity": getattr(tools.similarity, "name", None),
             "scorers": {
                 name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()
             },

@@ -46,7 +46,7 @@ class TuneConfig(CompareConfig):
     out: str = "runs/tune"
     split: str = "dev"  # never the one on which the methods are compared
     limit: int = 96
-    similarity: str = ""
+    scorers: list[str] = setting([], "See `dcar compare`.")
     timing_utterances: int = 0
     audio_utterances: int = 0
     references: bool = False

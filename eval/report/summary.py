@@ -90,7 +90,8 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     threads = f"{result['threads']} torch thread" + ("s" if result["threads"] > 1 else "")
     clock = f"Measured on: {result['device']}, {threads}."
     paragraphs = [*found, chance(result), unsteady_times(rows, axis), f"{CONVENTION} {clock}"]
-    more = f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]"
+    seeds = [*result["seeds"], max(result["seeds"]) + 1]
+    more = f"seeds=[{','.join(map(str, seeds))}]"
     if config["limit"] == result["utterances"]:
         more = f"limit={3 * result['utterances']}"
     tries = [

@@ -70,7 +70,6 @@ TESTS: list[Column] = [
         ("random", "random"),
     )
 ]
-VOICE: list[Column] = [("voice", _of("speaker_similarity", number, 3))]
 SHAPE: list[Column] = [
     ("length", _of("duration_ratio")),
     ("cut %", _of("truncation_rate", percent, 1)),
@@ -82,9 +81,10 @@ MEANINGS = {
     f"lower is better. tok/pass: tokens per forward pass. {CONVENTION} LM: language model alone.",
     "Significance": "p: probability that chance alone gives a difference this large from FAR, "
     "CAR-1, the best fixed size or random sizes. Above 0.05, the difference may be chance.",
-    "Voices, lengths and loops": "voice: similarity to the voice of the prompt, at most 1. length: "
-    "duration relative to the recording. cut %: share of utterances that the length limit ended. "
-    "loop %: share of utterances in which a piece is repeated over and over.",
+    "Scores, lengths and loops": "Scores: similarity to the voice of the prompt, at most 1, or a "
+    "predicted rating, with 95 % confidence intervals. length: duration relative to the recording. "
+    "cut %: share of utterances that the length limit ended. loop %: share of utterances in which "
+    "a piece is repeated over and over.",
 }
 """Tables of the report, and explanations of their columns."""
 
@@ -95,7 +95,7 @@ def main_columns(rows: Sequence[Row]) -> list[Column]:
     return [
         METHOD,
         *sampling_columns(rows),
-        *filled_columns([*ERRORS, *TESTS, *VOICE, *_scores(rows), VARIETY, *SHAPE], rows),
+        *filled_columns([*ERRORS, *TESTS, *_scores(rows), VARIETY, *SHAPE], rows),
     ]
 
 
@@ -103,7 +103,7 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
     """Return the whole table in parts that fit on a screen: (title, columns)."""
     groups = zip(
         MEANINGS,
-        (ERRORS, [*ERRORS[:2], *TESTS], [*VOICE, *_scores(rows), VARIETY, *SHAPE]),
+        (ERRORS, [*ERRORS[:2], *TESTS], [*_scores(rows), VARIETY, *SHAPE]),
         strict=True,
     )
     filled = [(title, filled_columns(columns, rows)) for title, columns in groups]

@@ -51,7 +51,6 @@ class Tools:
     models: Models
     vocoder: Vocoder
     recognizer: Recognizer
-    similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
     # utterance id -> waveform, rate in Hz
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
@@ -229,7 +228,7 @@ class Maker:
         self.first_seed = seeds[0]
         on_cpu = next(tools.models.decoder.parameters()).device.type == "cpu"
         self.together = 1 if on_cpu else VOICED_TOGETHER
-        self._items = [digest_of(_describe(item)) for item in tools.items]
+        self._items = [digest_of(described(item)) for item in tools.items]
         self._methods = {
             name: digest_of([name, e.identity, asdict(e.sampling)])
             for name, e in self.entries.items()
@@ -269,24 +268,13 @@ class Maker:
         name = hashlib.sha256(self.tools.items[index].utterance_id.encode()).hexdigest()[:8]
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
-    @property
-    def _similarity_name(self) -> str | None:
-        """Name of the speaker similarity, as stored in records; None if there is none."""
-        if self.tools.similarity is None:
-            return None
-        return getattr(self.tools.similarity, "name", "similarity")
-
     def keeps_audio(self, seed: int, index: int) -> bool:
         return seed == self.first_seed and index in self.audio
 
     def finished(self, method: str, seed: int, index: int) -> bool:
-        """Return True if a record exists with the similarity, all scores and, if it is to be kept,
-        the audio."""
+        """Return True if a record exists with all scores and, if it is to be kept, the audio."""
         record = self.done.get((method, seed, self.tools.items[index].utterance_id))
         if record is None:
-            return False
-        similarity = self._similarity_name
-        if similarity is not None and record.get("similarity_measure") != similarity:
             return False
         if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
             return False
@@ -381,14 +369,6 @@ class Maker:
             **facts,
         }
         record = scored(record)
-        if self.tools.similarity is not None:
-            similarity = (
-                self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
-            )
-            record |= {
-                "speaker_similarity": similarity,
-                "similarity_measure": self._similarity_name,
-            }
         if self.tools.scorers:
             record["scores"] = {
                 n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()
@@ -438,7 +418,8 @@ def errors_of(record: Record, of: str = "words") -> WordErrors:
     return WordErrors(*record[of])
 
 
-def _describe(item: PromptItem) -> list[Any]:
+def described(item: PromptItem) -> list[Any]:
+    """Return everything of an utterance that its speech depends on, for a digest."""
     speaker = hashlib.sha256(
         np.ascontiguousarray(item.speaker_embedding, np.float32).tobytes()
     ).hexdigest()

@@ -7,8 +7,8 @@ utterance all methods run one after the other, in an order that rotates, so that
 machine affects all of them. On a GPU each decodes an utterance once before it is timed on it,
 because the step is captured as a graph at the first use of a shape. The time to first audio is
 measured by decoding once more until the vocoder can begin. An interrupted timing
-continues. If any method, its sampling or the machine changed, everything is timed again, because
-times of two sessions do not compare.
+continues. If any method, its sampling, the device or the machine changed, everything is timed
+again, because times of two sessions do not compare.
 """
 
 import time
@@ -28,9 +28,9 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.voicing import synthesize
 from eval.methods.registry import Entry
-from eval.results.store import RECORD_VERSION, RecordStore, read_jsonl
+from eval.results.store import RECORD_VERSION, RecordStore, described, read_jsonl
 
-TIMING_VERSION = 2  # of the records; those of another version are made again
+TIMING_VERSION = 3  # of the records; those of another version are made again
 
 
 def synchronize(device: torch.device) -> None:
@@ -55,22 +55,25 @@ def time_methods(
     progress: Callable[[], Any] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Time every method on `utterances` of the items. Return one record per (utterance, method):
-    seconds of LM and vocoder, of audio, and tokens. Records are kept in timings/.
+    seconds of LM and vocoder, of audio, and tokens. Records are kept in timings/; `of` is a
+    digest of everything that the times depend on.
 
     identity: of the vocoder and everything else that the times depend on.
     """
-    timed = [[e.name, e.identity, vars(e.sampling)] for e in entries]
-    session = digest_of([RECORD_VERSION, TIMING_VERSION, timed, seed, machine(), identity])[:16]
+    timed = [
+        [e.name, e.identity, vars(e.sampling), str(e.decoder.norm.weight.device)] for e in entries
+    ]
+    session = [RECORD_VERSION, TIMING_VERSION, timed, seed, machine(), identity]
     store = RecordStore(out / "timings")
     chosen = items[:: max(1, len(items) // max(1, utterances))][:utterances]
-    done = {(r["method"], r["id"]): r for r in read_jsonl(store.shard) if r["session"] == session}
+    done = {(r["method"], r.get("of")): r for r in read_jsonl(store.shard)}
     store.open()
     records: list[dict[str, Any]] = []
     warm = False
     for turn, item in enumerate(chosen):
-        uid = item.utterance_id
-        if all((e.name, uid) in done for e in entries):
-            records += [done[e.name, uid] for e in entries]
+        of = digest_of([session, described(item)])[:16]
+        if all((e.name, of) in done for e in entries):
+            records += [done[e.name, of] for e in entries]
             continue
         if not warm:
             for entry in entries:
@@ -81,7 +84,7 @@ def time_methods(
             if on_gpu(entry):
                 _measure(vocoder, entry, item, seed)  # captures the shapes of this utterance
             record = _measure(vocoder, entry, item, seed)
-            records.append({"session": session, "method": entry.name, "id": uid, **record})
+            records.append({"of": of, "method": entry.name, "id": item.utterance_id, **record})
             store.append(records[-1])
         progress()
     return records

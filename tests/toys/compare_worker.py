@@ -138,7 +138,6 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
         models,
         vocoder,
         judge or LevelJudge(),
-        similarity=lambda wave, rate, speaker: float(np.abs(wave).mean()),
         recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
         identity={"vocoder": "tone"},
         scorers={"loudness": Scorer("loudness", "quality", "loudness", loudness)},

@@ -4,7 +4,6 @@ refusals."""
 import json
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -270,11 +269,6 @@ def test_every_scorer_is_a_column(compared):
     assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
 
-def named(similarity):
-    similarity.name = "another encoder"
-    return similarity
-
-
 AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
 
 
@@ -295,12 +289,10 @@ AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
         ),
         (lambda tools: {"recognizer": LevelJudge("other")}, {}, True),
         (lambda tools: {"scorers": tools.scorers | AGAIN}, {}, True),
-        (lambda tools: {"similarity": named(partial(loudness))}, {}, True),
     ],
-    ids=["nothing", "fewer scorers", "sampling", "prompt", "judge", "more scorers", "similarity"],
+    ids=["nothing", "fewer scorers", "sampling", "prompt", "judge", "more scorers"],
 )
 def test_what_makes_new_records(tmp_path, change, settings, all_again):
-    """Similarities of one encoder once stood in the column of another."""
     spoken(tmp_path, methods=["car-1"], seeds=[0, 1])
     tools = tiny_tools()
     tools = replace(tools, **change(tools))
@@ -334,7 +326,7 @@ def test_one_utterance_gives_neither_intervals_nor_tests(tmp_path):
     tools = tiny_tools(count=1)
     result = spoken(tmp_path, tools, methods=["far", "car-1", "car-3"], report=True)
     for row in result["rows"]:
-        assert row["wer_ci"] is row["p_vs_far"] is row["detectable_difference"] is None
+        assert row["wer_ci"] is row["p_vs_far"] is row["detectable_vs_far"] is None
     assert result["power"] is None
     text = (tmp_path / "compare.txt").read_text()
     assert "95 % CI" not in text and "Detectable difference" not in text

@@ -68,7 +68,7 @@ def test_from_recordings_to_a_table(world, monkeypatch):
         split="dev",
         decoder=world / "car",
         vocoder=spec,
-        similarity="",
+        scorers="[]",
         methods="[car-1,car-3]",
         prompt_tokens=10,
         timing_utterances=2,

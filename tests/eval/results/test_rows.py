@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
-from eval.results.rows import FEWEST, MOST_BINS, acceptance, by_length, length_bins, make_rows
+from eval.results.rows import (
+    FEWEST,
+    MOST_BINS,
+    acceptance,
+    by_length,
+    length_bins,
+    make_rows,
+    power_statement,
+)
 from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
@@ -125,6 +133,25 @@ def test_a_method_with_fewer_utterances_is_not_the_best_car_and_not_in_what_is_s
     assert by_length(
         [{**r, "words": [0, 0, 0, 1 + int(r["id"][1])]} for r in records], ["far", "car-3"]
     )["methods"].keys() == {"far"}
+
+
+def test_the_detectable_difference_is_that_of_the_methods_tested_against_the_named_baseline():
+    """With two samplings, those of the other one are tested against its own best CAR."""
+    errors = {"car-2": [2, 3, 1, 2, 2], "far": [3, 3, 1, 4, 2]}
+    cold = {"car-2@t0": [1, 1, 1, 1, 1], "far@t0": [9, 0, 9, 0, 9], "dcar@t0": [0, 9, 9, 0, 9]}
+
+    def power(methods):
+        records = [
+            made_record(m, u, e)
+            for m, of in methods.items()
+            for u, e in zip("abcde", of, strict=True)
+        ]
+        return power_statement(make_rows(records, list(methods), resamples=100))
+
+    assert power(errors | cold) == power(errors)
+    assert (power(errors)["baseline"], power(errors)["tests"]) == ("car-2", 1)
+    assert power(cold)["tests"] == 2 and power(cold)["absolute"] > power(errors)["absolute"]
+    assert power({"car-2": [2, 3, 1, 2, 2]}) is None
 
 
 DRAFTED = ["sd", "sd:2", "ssd-0.4", "ssd-0.4:2", "car-3"]

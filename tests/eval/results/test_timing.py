@@ -1,6 +1,8 @@
 """What is inside the clock of a comparison: everything that a method needs, and no capture of a
 graph."""
 
+from dataclasses import replace
+
 import pytest
 from compare_worker import SHORT, tiny_tools
 
@@ -71,6 +73,31 @@ def test_the_cpu_warms_up_once(tmp_path, clock):
     records = timed(tools, tmp_path)
     assert len(records) == 24 and len(clock) == 4 + 24
     assert 0 < timing.summarize(records, "dcar-sampled")["policy_share"] < 1
+
+
+def test_times_of_another_prompt_or_device_are_not_used_again(tmp_path, monkeypatch):
+    tools, asked = tiny_tools(), []
+    entries = make_methods(METHODS, tools.models, SHORT)
+
+    def measured(vocoder, entry, item, seed):
+        asked.append(item.utterance_id)
+        return {"lm": len(asked)}
+
+    def found():
+        asked.clear()
+        records = timing.time_methods(tools.items, tools.vocoder, entries, 0, 6, tmp_path)
+        return {(r["id"], r["method"]): r["lm"] for r in records}
+
+    monkeypatch.setattr(timing, "_measure", measured)
+    first = found()
+    assert len(asked) == 4 + 24  # warm-up, and six utterances by four methods
+    assert found() == first and not asked
+    tools.items[3] = replace(tools.items[3], prompt_ids=(1, 2))
+    assert {key for key, _ in found().items() - first.items()} == {("utt<3>", m) for m in METHODS}
+    assert asked == 8 * ["utt<3>"]
+    monkeypatch.setattr(timing, "on_gpu", lambda entry: False)
+    tools.models.decoder.to("meta")
+    assert len(found()) == 24 and len(asked) == 4 + 24
 
 
 def test_speedup_is_the_quotient_of_the_times_in_the_table():

@@ -218,10 +218,10 @@ class Speaker:
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
         if isinstance(model.vocoder, TokenVocoder):
-            # Longer pieces than for a listener are cheaper; without a second core, whole phrases.
-            return whole_phrases(
-                model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize)
-            )
+            # Longer pieces than for a listener are cheaper; on a GPU, or without a second core,
+            # whole phrases are.
+            at_once = cores() > 1 and model.vocoder.device.type == "cpu"
+            return whole_phrases(model._stream(parts, voice, 64 if at_once else sys.maxsize))
         return model._by_phrase(parts, voice)
 
     def _phrases(self, text: str) -> list[Phrase]:

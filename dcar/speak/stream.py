@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from dcar.decoding import DecodeResult, Engine, Prompt
 from dcar.process import cores
 from dcar.vocoder.model import TokenVocoder
-from dcar.vocoder.streaming import StreamingVocoder, reach
+from dcar.vocoder.streaming import reach
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def speak_first_audio(
         ended = result is not None
         if len(tokens) >= needed:
             break
-    return StreamingVocoder(vocoder, speaker).push(tokens, last=ended)
+    return vocoder.stream(speaker).push(tokens, last=ended)
 
 
 def stream_audio(
@@ -85,14 +85,14 @@ def stream_audio(
     `Engine.run`.
     """
     first = tokens_before_audio(vocoder, every)
-    vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
+    vocoders: dict[int, Any] = {}  # used by the second thread only
     buffered: dict[int, list[int]] = {}  # tokens of a prompt that the vocoder has not got
     needed: dict[int, int] = {}  # tokens of a prompt before the vocoder runs
     waiting: deque[tuple[int, Future[np.ndarray], DecodeResult | None]] = deque()
 
     def push(index: int, tokens: list[int], last: bool) -> np.ndarray:
         if index not in vocoders:
-            vocoders[index] = StreamingVocoder(vocoder, speakers[index])
+            vocoders[index] = vocoder.stream(speakers[index])
         return (vocoders.pop(index) if last else vocoders[index]).push(tokens, last)
 
     def ready(wait: bool) -> Iterator[Piece]:

@@ -117,8 +117,9 @@ class ConvNeXtBlock(nn.Module):
         h = self.norm(self.conv((x * mask).transpose(1, 2)).transpose(1, 2))
         if self.modulation is not None:
             scale, shift = self.modulation(condition)[:, None].chunk(2, dim=-1)  # [B, 1, C] each
-            h = h * (1 + scale) + shift
-        return x + self.residual_scale * self.down(self.dropout(F.relu(self.up(h))))
+            h = torch.addcmul(shift, h, 1 + scale)
+        y = self.down(self.dropout(F.relu(self.up(h))))
+        return torch.addcmul(x, self.residual_scale, y)
 
 
 def blocks(

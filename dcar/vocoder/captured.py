@@ -1,34 +1,41 @@
-"""CUDA graphs of synthesis.
+"""CUDA graphs of synthesis, of whole utterances and of pieces.
 
-An utterance is some 150 small kernels, each of which costs more to launch than to run. So
+An utterance is some 270 small kernels, each of which costs more to launch than to run. So
 utterances are padded to blocks of rows and length, and each block is captured once. Padding does
 not change a row (`VocoderNetwork.forward`).
+
+A piece of a stream is cut out of a window of tokens that reaches as far on both sides as the piece
+depends on. What is computed again costs a GPU less than launching what streaming.py does on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dcar.decoding.columns import power_of_two, round_up
 from dcar.decoding.graphs import StepGraphs
 from dcar.vocoder.network import VocoderNetwork
+from dcar.vocoder.streaming import reach
 from heads.checkpoint import weights_signature
 
 
 class Block(NamedTuple):
-    """Buffers of a block: tokens [B, T], lengths [B], speakers [B, F], gains [B, bands], waves [B,
-    samples]."""
+    """Buffers of a block of windows; see `VocoderNetwork.speak_windows`."""
 
-    tokens: Tensor
-    lengths: Tensor
-    speaker: Tensor
-    gains: Tensor
-    waves: Tensor
+    tokens: Tensor  # [B, T]
+    numbers: Tensor  # [B, 4] lengths and places
+    speaker: Tensor  # [B, F]
+    gains: Tensor  # [B, bands]
+    phase: Tensor  # [B, 1]
+    waves: Tensor  # [B, samples]
+    after: Tensor  # [B, 1] phase
 
 
 def padded_length(length: int) -> int:
@@ -40,7 +47,7 @@ class CapturedSynthesis:
     """Synthesis of one vocoder by CUDA graphs, or without them on the same blocks."""
 
     def __init__(self, network: VocoderNetwork, graphs: bool | None = None):
-        self.device = network.renderer.head.weight.device
+        self.device = network.device
         self.graphs = StepGraphs(graphs, self.device)
         self._blocks: dict[tuple[int, int], Block] = {}
         self._signature: Hashable = None
@@ -49,13 +56,18 @@ class CapturedSynthesis:
         self,
         network: VocoderNetwork,
         tokens: Tensor,
-        lengths: Tensor,
+        numbers: Tensor,
         speaker: Tensor,
         gains: Tensor,
-    ) -> Tensor:
-        """Return the waveforms [B, T * samples_per_token] of checked tokens [B, T], lengths [B] and
-        speakers [B, F] on the host, and gains [B, bands] on the device. They are valid until the
-        next call."""
+        phase: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return waveforms [B, T * samples_per_token] and phases [B, 1] of checked windows, which
+        are valid until the next call.
+
+        On the host: tokens [B, T], numbers [B, 4] (length, and the places of
+        `VocoderNetwork.speak_windows`), speaker [B, F]. On the device: gains [B, bands], and phase
+        [B, 1], by default 0.
+        """
         if self._signature != (signature := weights_signature(network)):
             self._signature = signature
             self.graphs.reset()
@@ -65,28 +77,94 @@ class CapturedSynthesis:
         if key not in self._blocks:
             self._blocks[key] = self._block(network, *key)
         block = self._blocks[key]
+        block.numbers.zero_()
+        block.phase.zero_()
         block.tokens[:rows, :length].copy_(tokens, non_blocking=True)
-        block.lengths.zero_()
-        block.lengths[:rows].copy_(lengths, non_blocking=True)
+        block.numbers[:rows].copy_(numbers, non_blocking=True)
         block.speaker[:rows].copy_(speaker, non_blocking=True)
         block.gains[:rows].copy_(gains)
+        if phase is not None:
+            block.phase[:rows].copy_(phase)
         speak = partial(self._speak, network, block)
         if self.graphs.enabled:
             self.graphs.run(key, speak)
         else:
             speak()
-        return block.waves[:rows, : length * network.config.samples_per_token]
+        samples = length * network.config.samples_per_token
+        return block.waves[:rows, :samples], block.after[:rows]
 
     def _block(self, network: VocoderNetwork, rows: int, length: int) -> Block:
         config = network.config
-        shapes = (config.speaker_dim,), (config.mel_bands,), (length * config.samples_per_token,)
+
+        def zeros(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(rows, columns, dtype=dtype, device=self.device)
+
         return Block(
-            torch.zeros(rows, length, dtype=torch.long, device=self.device),
-            torch.zeros(rows, dtype=torch.long, device=self.device),
-            *(torch.zeros(rows, *shape, device=self.device) for shape in shapes),
+            tokens=zeros(length, torch.long),
+            numbers=zeros(4, torch.long),
+            speaker=zeros(config.speaker_dim),
+            gains=zeros(config.mel_bands),
+            phase=zeros(1, torch.float64),
+            waves=zeros(length * config.samples_per_token),
+            after=zeros(1, torch.float64),
         )
 
     @staticmethod
     def _speak(network: VocoderNetwork, block: Block) -> None:
-        waves = network.speak(block.tokens, block.lengths, block.speaker, block.gains)
+        lengths, places = block.numbers[:, 0], block.numbers[:, 1:]
+        waves, after = network.speak_windows(
+            block.tokens, lengths, block.speaker, block.gains, places, block.phase
+        )
         block.waves.copy_(waves.clamp(-1.0, 1.0))
+        block.after.copy_(after)
+
+
+_captured: WeakKeyDictionary[VocoderNetwork, CapturedSynthesis] = WeakKeyDictionary()
+
+
+def captured_synthesis(network: VocoderNetwork) -> CapturedSynthesis:
+    """Return the synthesis of a vocoder on its present device."""
+    captured = _captured.get(network)
+    if captured is None or captured.device != network.device:
+        captured = _captured[network] = CapturedSynthesis(network)
+    return captured
+
+
+class WindowedVocoder:
+    """Stream of one utterance on a GPU, with the methods of `StreamingVocoder`."""
+
+    @torch.inference_mode()
+    def __init__(self, vocoder: VocoderNetwork, speaker: np.ndarray | Tensor):
+        """Start an utterance; see `StreamingVocoder`."""
+        self._vocoder = vocoder
+        self._speaker = torch.as_tensor(speaker, dtype=torch.float32)[None]
+        vocoder.check_speaker(self._speaker, 1)
+        self._gains = vocoder.equalizer(vocoder.acoustic, self._speaker)
+        self._phase: Tensor | None = None
+        self._tokens: list[int] = []
+        self._returned = 0  # tokens whose samples were returned
+
+    @torch.inference_mode()
+    def push(self, tokens: Sequence[int], last: bool = False) -> np.ndarray:
+        """Return further samples [n]; see `StreamingVocoder.push`."""
+        self._vocoder.check_ids(torch.as_tensor(tokens, dtype=torch.int64))
+        self._tokens += tokens
+        around = reach(self._vocoder)
+        final = len(self._tokens) - (0 if last else around)
+        if final <= self._returned:
+            return np.zeros(0, np.float32)
+        start = max(0, self._returned - around)
+        window = torch.tensor([self._tokens[start:]])
+        places = start, self._returned - start, final - start
+        first, begin, end = (place * self._vocoder.config.samples_per_token for place in places)
+        waves, phase = captured_synthesis(self._vocoder)(
+            self._vocoder,
+            window,
+            torch.tensor([[window.shape[1], first, begin, end]]),
+            self._speaker,
+            self._gains,
+            self._phase,
+        )
+        self._phase = phase.clone()
+        self._returned = final
+        return waves[0, begin:end].cpu().numpy()

@@ -72,7 +72,7 @@ class Equalizer(nn.Module):
         for key, row in zip(keys, speaker, strict=True):
             if key not in self._known:
                 self._known[key] = self._measure(acoustic, row[None].to(self.widen.device))[0]
-        return torch.stack([self._known[key] for key in keys])
+        return torch.stack([self._known[key] for key in keys]).to(self.widen.device)
 
     @torch.no_grad()
     def _measure(self, acoustic: AcousticModel, speaker: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Its networks are in dcar/vocoder/network.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dcar.errors import DataError
-from dcar.vocoder.captured import CapturedSynthesis
+from dcar.vocoder.captured import WindowedVocoder, captured_synthesis
 from dcar.vocoder.network import VocoderNetwork
 from dcar.vocoder.streaming import StreamingVocoder
-
-_captured: WeakKeyDictionary[VocoderNetwork, CapturedSynthesis] = WeakKeyDictionary()
 
 
 class TokenVocoder(VocoderNetwork):
@@ -27,6 +24,13 @@ class TokenVocoder(VocoderNetwork):
     @property
     def tokenizer(self) -> str:
         return f"@{self.config.tokenizer_checksum}"
+
+    def stream(self, speaker: np.ndarray | Tensor) -> StreamingVocoder | WindowedVocoder:
+        """Start an utterance whose tokens arrive piece by piece, in the voice of speaker [F], its
+        voice features. Raises DataError if these are not valid."""
+        on_cpu = self.device.type == "cpu"
+        vocoder = self.eval() if self.training else self
+        return (StreamingVocoder if on_cpu else WindowedVocoder)(vocoder, speaker)
 
     @torch.inference_mode()
     def synthesize(
@@ -39,7 +43,6 @@ class TokenVocoder(VocoderNetwork):
         (dcar/vocoder/streaming.py). On other devices they are padded to the longest of the call and
         more (dcar/vocoder/captured.py): pass utterances of similar length together.
         """
-        device = self.renderer.head.weight.device
         speaker = torch.as_tensor(speaker, dtype=torch.float32)
         lengths = [len(t) for t in token_lists]
         if speaker.shape[:1] != (len(lengths),):
@@ -50,9 +53,9 @@ class TokenVocoder(VocoderNetwork):
         if not any(lengths):
             return [np.zeros(0, np.float32) for _ in lengths]
         training = self.training
-        if device.type == "cpu":
+        if self.device.type == "cpu":
             utterances = zip(token_lists, speaker, strict=True)
-            waves = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in utterances]
+            waves = [self.stream(row).push(ids, last=True) for ids, row in utterances]
         else:
             waves = self.eval()._synthesize_padded(token_lists, speaker)
         if training:
@@ -68,10 +71,8 @@ class TokenVocoder(VocoderNetwork):
         self.check_speaker(speaker, len(rows))
         self.check_ids(torch.cat(rows))
         gains = self.equalizer(self.acoustic, speaker)
-        lengths = torch.tensor([len(row) for row in rows])
-        captured = _captured.get(self)
-        if captured is None or captured.device != self.renderer.head.weight.device:
-            captured = _captured[self] = CapturedSynthesis(self)
-        waves = captured(self, pad_sequence(rows, batch_first=True), lengths, speaker, gains)
+        numbers = torch.tensor([[len(row), 0, 0, 0] for row in rows])
+        tokens = pad_sequence(rows, batch_first=True)
+        waves, _ = captured_synthesis(self)(self, tokens, numbers, speaker, gains)
         samples = [len(row) * self.config.samples_per_token for row in rows]
         return [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]

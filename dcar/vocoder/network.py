@@ -17,6 +17,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dcar.errors import DataError
 from dcar.vocoder.acoustic import AcousticModel, VocoderConfig, absolute_pitch
@@ -39,6 +40,10 @@ class VocoderNetwork(Checkpoint):
         self.acoustic = AcousticModel(config)
         self.renderer = Renderer(config)
         self.equalizer = Equalizer(config)
+
+    @property
+    def device(self) -> torch.device:
+        return self.renderer.head.weight.device
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -86,11 +91,40 @@ class VocoderNetwork(Checkpoint):
         self, tokens: Tensor, lengths: Tensor, speaker: Tensor, gains: Tensor | None = None
     ) -> Tensor:
         """Return the waveform of checked input; see `forward` and `predict`."""
+        return self.renderer(*self.frames(tokens, lengths, speaker, gains))
+
+    def speak_windows(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        speaker: Tensor,
+        gains: Tensor,
+        places: Tensor,
+        phase: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the waveform of windows of utterances, otherwise as `speak`, and the phase of the
+        pulses [B, 1] in cycles after `end` samples.
+
+        places [B, 3]: how many samples of the utterance are before the window, and two numbers of
+        samples in the window, `begin` and `end`; phase [B, 1] float64: after `begin` samples.
+        """
+        log_mel, pitch, mask = self.frames(tokens, lengths, speaker, gains)
+        first, begin, end = places.unsqueeze(-1).unbind(1)
+        cycles = F.pad(self.renderer.cycles(pitch.log_f0), (1, 0))
+        cycles = cycles + (phase - cycles.gather(1, begin))
+        sample = first + torch.arange(cycles.shape[1] - 1, device=first.device)
+        noise = self.renderer.noise[sample % len(self.renderer.noise)]
+        wave = self.renderer(log_mel, pitch, mask, noise, cycles[:, 1:])
+        return wave, cycles.gather(1, end)
+
+    def frames(
+        self, tokens: Tensor, lengths: Tensor, speaker: Tensor, gains: Tensor | None = None
+    ) -> tuple[Tensor, Pitch, Tensor]:
+        """Return log-mel, pitch and mask [B, F] of the frames of checked input; see `predict`."""
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         tokens, mask = tokens.masked_fill(~real, 0), real.float()
         log_mel, pitch = self.predict(tokens, mask, speaker, gains)
-        frames = mask.repeat_interleave(self.config.frames_per_token, dim=1)
-        return self.renderer(log_mel, pitch, frames)
+        return log_mel, pitch, mask.repeat_interleave(self.config.frames_per_token, dim=1)
 
     def check_speaker(self, speaker: Tensor, rows: int) -> None:
         """Raise DataError unless these are finite voice features of `rows` utterances."""

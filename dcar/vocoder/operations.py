@@ -48,7 +48,7 @@ class Operations:
         self, f0: Tensor, place: Tensor, part: slice, rate: int, cycles: float, out: Tensor
     ) -> float:
         """Write samples of a pulse train to out [n], and return the phase after them in cycles;
-        see `Renderer.pulses`.
+        see `Renderer.cycles`.
 
         f0 [F]: of frames, at their centres; place [hop]: of the samples between two centres, 0..1;
         part: samples after the first centre, n; cycles: phase before them.

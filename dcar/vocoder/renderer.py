@@ -73,12 +73,12 @@ class Renderer(nn.Module):
         pitch: Pitch,
         mask: Tensor,
         noise: Tensor | None = None,
-        phase: Tensor | None = None,
+        cycles: Tensor | None = None,
     ) -> Tensor:
         """Return the waveform [B, F * hop] of log_mel [B, F, bands] and pitch [B, F].
 
-        mask [B, F] float, 1 for real frames (there may be zeros on both sides); noise [B, F * hop]
-        and phase [B, 1] default to fixed ones, training passes random ones.
+        mask [B, F] float, 1 for real frames (there may be zeros on both sides). noise and cycles
+        (see `cycles`), both [B, F * hop]: by default those of whole utterances.
         """
         config, keep = self.config, mask[..., None]
         level = (log_mel - MEL_MEAN) / MEL_SPREAD
@@ -96,7 +96,11 @@ class Renderer(nn.Module):
             if noise is None:
                 repeats = -(-samples.shape[1] // len(self.noise))
                 noise = self.noise.repeat(repeats)[: samples.shape[1]].expand_as(samples)
-            pulses = self.pulses(pitch.log_f0, phase) * samples
+            if cycles is None:
+                cycles = self.cycles(pitch.log_f0)
+            harmonics = (0.46 * config.sample_rate / pitch.log_f0.float().exp()).floor()
+            harmonics = harmonics.repeat_interleave(config.hop, dim=1)
+            pulses = pulse_train(cycles, harmonics) * samples
             pulse_spectra = same_stft(pulses, self.window, config.hop)
             noise_spectra = same_stft(noise * samples, self.window, config.hop)
             pulse_filter = torch.polar((envelope + pulse_gain).clamp(-20.0, 3.0).exp(), phase_shift)
@@ -104,18 +108,17 @@ class Renderer(nn.Module):
             spectra = pulse_spectra * pulse_filter + noise_spectra * noise_filter
             return same_istft(spectra * keep.transpose(1, 2), self.window, config.hop)
 
-    def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Return a band-limited pulse train of unit power [B, F * hop] at F0 [B, F]. phase:
-        phase before the first sample, in cycles [B, 1]; None = 0."""
-        rate, hop = self.config.sample_rate, self.config.hop
-        f0 = log_f0.float().exp()
+    def cycles(self, log_f0: Tensor) -> Tensor:
+        """Return the phase of the pulses after each sample, in cycles since the first, float64 [B,
+        F * hop], at F0 [B, F]."""
         # F0 is linear between the centres of frames; phases are summed in float64
         line = F.interpolate(
-            f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False
+            log_f0.float().exp()[:, None],
+            scale_factor=float(self.config.hop),
+            mode="linear",
+            align_corners=False,
         )[:, 0]
-        cycles = (line.double() / rate).cumsum(1)
-        harmonics = (0.46 * rate / f0).floor().repeat_interleave(hop, dim=1)
-        return pulse_train(cycles if phase is None else cycles + phase, harmonics)
+        return (line.double() / self.config.sample_rate).cumsum(1)
 
 
 def pulse_train(cycles: Tensor, harmonics: Tensor) -> Tensor:

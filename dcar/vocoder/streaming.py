@@ -1,5 +1,5 @@
-"""Synthesis of one utterance, whole or piece by piece as its tokens arrive; nothing is computed
-twice.
+"""Synthesis of one utterance on a CPU, whole or piece by piece as its tokens arrive; nothing is
+computed twice.
 
 The mathematics is that of `VocoderNetwork.forward`, which remains the reference; sums may be
 rounded in another order. The vocoder is a chain of convolutions, so each keeps the few rows of
@@ -162,9 +162,8 @@ class StreamingVocoder:
 
     @torch.inference_mode()
     def __init__(self, vocoder: VocoderNetwork, speaker: np.ndarray | Tensor):
-        """Start an utterance in the voice of speaker [F], its voice features. Raises DataError
-        if these are not valid."""
-        self.vocoder = vocoder.eval() if vocoder.training else vocoder
+        """Start an utterance; see `TokenVocoder.stream`."""
+        self.vocoder = vocoder
         c = vocoder.config
         acoustic, renderer = vocoder.acoustic, vocoder.renderer
         like = renderer.window
@@ -215,7 +214,7 @@ class StreamingVocoder:
 
     def _excite(self, f0: Tensor, last: bool) -> None:
         """Append pulses and noise up to the centre of the newest frame, or to its end with
-        `last`; see `Renderer.pulses`."""
+        `last`; see `Renderer.cycles`."""
         c, renderer = self.vocoder.config, self.vocoder.renderer
         half = c.hop // 2
         start = 0 if self._f0 is not None else c.hop - half

@@ -2,6 +2,7 @@
 
     python tests/toys/cuda_kernels.py far car-7 --rows 1 32        # a line of JSON for each case
     python tests/toys/cuda_kernels.py car-7 --cosyvoice --top-k 25 --top-p .8 --window 10
+    python tests/toys/cuda_kernels.py vocoder --rows 1 32
 
 A decoder of the paper's size, or one with CosyVoice 2's language model, decodes on PyTorch's fake
 tensors, which have shapes but no values, of an H100 that is not there, up to the step in place of
@@ -573,6 +574,52 @@ def count(
     }
 
 
+def count_vocoder(rows: int, counts: Counts, operators: Operators) -> dict[str, Any]:
+    """Count the kernels of a piece of speech by the vocoder of the default size, 128 tokens of each
+    row: `kernels` and `megabytes` of its graph, and `launched` by the host around it."""
+    from dcar.decoding.graphs import StepGraphs
+    from dcar.vocoder.acoustic import VocoderConfig
+    from dcar.vocoder.captured import CapturedSynthesis
+    from dcar.vocoder.network import VocoderNetwork
+
+    graphs: list[list[Kernel]] = []
+
+    def run(self: Any, key: Any, step: Callable[[], None], *rest: Any) -> None:
+        around = list(counts.launched)
+        counts.launched.clear()
+        step()
+        graphs.append(list(counts.launched))
+        counts.launched[:] = around
+
+    network = VocoderNetwork(VocoderConfig()).eval().requires_grad_(False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        network._apply(lambda t: torch.empty_like(t, device=DEVICE))
+        tokens, numbers, speaker = (
+            torch.zeros(rows, n, dtype=dtype, device="cpu")
+            for n, dtype in ((128, torch.long), (4, torch.long), (298, torch.float32))
+        )
+        gains, phase = torch.zeros(rows, 100, device=DEVICE), torch.zeros(rows, 1, device=DEVICE)
+        synthesis = CapturedSynthesis(network)
+        given = network, tokens, numbers, speaker, gains, phase
+        replay, StepGraphs.run = StepGraphs.run, run
+        try:
+            with torch.inference_mode():
+                synthesis(*given)  # makes its buffers
+                counts.launched.clear()
+                with operators:
+                    synthesis(*given)
+        finally:
+            StepGraphs.run = replay
+    return {
+        "method": "vocoder",
+        "rows": rows,
+        "kernels": len(graphs[-1]),
+        "megabytes": round(sum(kernel.moved for kernel in graphs[-1]) / 1e6, 1),
+        "launched": len(counts.launched),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("methods", nargs="+")
@@ -605,7 +652,10 @@ def main() -> None:
     operators = Operators(counts)
     for rows in given.rows:
         for name in given.methods:
-            found = count(name, rows, sampling, counts, operators, given.cosyvoice)
+            if name == "vocoder":
+                found = count_vocoder(rows, counts, operators)
+            else:
+                found = count(name, rows, sampling, counts, operators, given.cosyvoice)
             print(json.dumps(found), flush=True)
 
 

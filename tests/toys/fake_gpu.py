@@ -190,6 +190,8 @@ class GPU(TorchDispatchMode):
         if self.graph is not None and (there or mine):
             self.note(func, args, kwargs, out)
         if not there:
+            if id(out) in wrappers:  # `to` the CPU, on which it is already
+                out = out.clone()
             return self.on_its_way(out) if kwargs.get("non_blocking") else out
 
         def wrapped(leaf: Any) -> Any:

@@ -56,7 +56,7 @@ void run_addition(float *x, const void *update, long count, long bfloat16) {
 }
 
 /* Samples `first` to `last` after the centre of the first frame of a pulse train with f0 at the frames' centres: see
- * Renderer.pulses and pulse_train. place [hop]: of samples between two centres, 0..1; cycles: the phase before them.
+ * Renderer.cycles and pulse_train. place [hop]: of samples between two centres, 0..1; cycles: the phase before them.
  * Returns the phase after them. */
 double run_pulses(const float *f0, const float *place, float *pulses, long first, long last, long hop, double rate,
                   double cycles) {

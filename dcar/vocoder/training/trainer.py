@@ -366,11 +366,11 @@ class Trainer:
         real = whole[:, margin : whole.shape[1] - margin]
         noise = torch.randn(whole.shape, device=self.device, generator=self.random)
         phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
+        renderer, pitch = self.generator.renderer, Pitch(crop.log_f0, crop.voiced)
+        cycles = renderer.cycles(crop.log_f0) + phase
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             log_mel = self.mel(whole).transpose(1, 2)
-            fake = self.generator.renderer(
-                log_mel, Pitch(crop.log_f0, crop.voiced), crop.frame_mask, noise, phase
-            )
+            fake = renderer(log_mel, pitch, crop.frame_mask, noise, cycles)
         mel = self.mel_distance(fake[:, margin : fake.shape[1] - margin], real)
         return MEL_WEIGHT * mel, {"mel": mel.detach()}
 

@@ -1,5 +1,5 @@
 """Kernels of a step on a GPU and the bytes that they move, counted without one for a decoder of the
-paper's size (tests/toys/cuda_kernels.py)."""
+paper's size, and kernels of the vocoder (tests/toys/cuda_kernels.py)."""
 
 import json
 import os
@@ -71,3 +71,10 @@ def test_sampling_sorts_nothing(chosen, most):
     """There are 87 kernels and 154. With a sort there were 94; with one for each head, and the
     distributions of heads one after the other, 215."""
     assert counted("car-7", *chosen)["car-7"]["kernels"] <= most
+
+
+def test_a_piece_of_speech_is_one_graph():
+    """There are 265 kernels, and 7 launches around them. In operators a streamed piece was 275, and
+    a wait for the device."""
+    found = counted("vocoder")["vocoder"]
+    assert found["kernels"] <= 270 and found["launched"] <= 8

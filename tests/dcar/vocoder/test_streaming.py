@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiny_data import random_voice, tiny_vocoder
 
+from dcar.errors import DataError
 from dcar.vocoder import streaming
 from dcar.vocoder.acoustic import VocoderConfig
+from dcar.vocoder.captured import captured_synthesis
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.operations import Operations
 from dcar.vocoder.streaming import StreamingVocoder, product_type, reach
@@ -46,8 +48,8 @@ def ids(n: int) -> list[int]:
 
 
 @torch.inference_mode()
-def reference(model: TokenVocoder, tokens: list[int]) -> np.ndarray:
-    voice = torch.as_tensor(random_voice())[None]
+def reference(model: TokenVocoder, tokens: list[int], seed: int = 0) -> np.ndarray:
+    voice = torch.as_tensor(random_voice(seed))[None]
     return model(torch.tensor([tokens]), torch.tensor([len(tokens)]), voice)[0].clamp(-1, 1).numpy()
 
 
@@ -77,7 +79,7 @@ def test_it_is_the_reference(exact, shape):
 def test_pieces_are_the_whole(exact, shape, piece):
     model, tokens = vocoder(**SHAPES[shape]), ids(173)
     (whole,) = model.synthesize([tokens], random_voice()[None])
-    stream = StreamingVocoder(model, random_voice())
+    stream = model.stream(random_voice())
     pieces = [
         stream.push(tokens[i : i + piece], last=i + piece >= len(tokens))
         for i in range(0, len(tokens), piece)
@@ -85,6 +87,27 @@ def test_pieces_are_the_whole(exact, shape, piece):
     got = np.concatenate(pieces)
     assert len(got) == len(whole) and np.abs(got - whole).max() < 5e-3 * np.abs(whole).max()
     assert len(pieces) > 4 and sum(len(p) > 0 for p in pieces) > 2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_on_a_gpu_are_the_whole(device, shape):
+    """Two streams in turn, one longer than the noise that is repeated, by few graphs."""
+    model, speech = vocoder(**SHAPES[shape]), (ids(290), ids(90)[::-1])
+    expected = [reference(model, tokens, seed) for seed, tokens in enumerate(speech)]
+    model.to(device)
+    streams = [model.stream(random_voice(seed)) for seed in (0, 1)]
+    pieces: list[list[np.ndarray]] = [[], []]
+    for start in range(0, 300, 25):
+        for stream, tokens, made in zip(streams, speech, pieces, strict=True):
+            if start < len(tokens):
+                made.append(stream.push(tokens[start : start + 25], start + 25 >= len(tokens)))
+    for made, whole in zip(pieces, expected, strict=True):
+        got = np.concatenate(made)
+        assert len(got) == len(whole) and np.abs(got - whole).max() < 1e-2 * np.abs(whole).max()
+        assert sum(len(piece) > 0 for piece in made) > 2
+    assert len(captured_synthesis(model).graphs) <= 4
+    with pytest.raises(DataError, match="token 12 is outside 0..11"):
+        streams[0].push([12])
 
 
 def test_sound_is_there_as_soon_as_it_is_certain():

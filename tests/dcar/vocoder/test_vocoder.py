@@ -163,11 +163,14 @@ def test_blocks_are_captured_once_and_speak_as_the_network_itself(device):
         lists = [torch.randint(0, 16, (n,)) for n in sizes]
         voices = torch.stack([voice(i + turn, 100 + 20 * i) for i in range(len(sizes))])
         gains = torch.randn(len(sizes), network.config.mel_bands).to(device)
-        given = pad_sequence(lists, batch_first=True), torch.tensor(sizes), voices, gains
+        tokens, numbers = pad_sequence(lists, batch_first=True), torch.zeros(len(sizes), 4).long()
+        numbers[:, 0] = lengths = torch.tensor(sizes)
+        given = tokens, numbers, voices, gains
         with torch.inference_mode():
-            waves = graphs(network, *given).cpu().numpy()
-            np.testing.assert_array_equal(waves, plain(network, *given).cpu().numpy())
-            exact = network.speak(*(part.to(device) for part in given)).clamp(-1, 1).cpu().numpy()
+            waves = graphs(network, *given)[0].cpu().numpy()
+            np.testing.assert_array_equal(waves, plain(network, *given)[0].cpu().numpy())
+            exact = network.speak(*(part.to(device) for part in (tokens, lengths, voices, gains)))
+            exact = exact.clamp(-1, 1).cpu().numpy()
         for wave, other, n in zip(waves, exact, sizes, strict=True):
             assert np.abs(other[: n * 480]).max() > 1e-4
             np.testing.assert_allclose(wave[: n * 480], other[: n * 480], atol=2e-5)
@@ -178,7 +181,7 @@ def test_blocks_are_captured_once_and_speak_as_the_network_itself(device):
     with torch.no_grad():
         network.renderer.head.bias.add_(0.1)
     with torch.inference_mode():
-        assert not torch.equal(graphs(network, *given).cpu(), torch.from_numpy(waves))
+        assert not torch.equal(graphs(network, *given)[0].cpu(), torch.from_numpy(waves))
 
 
 @pytest.mark.parametrize("bands", [40, 100, 24])

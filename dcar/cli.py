@@ -84,10 +84,6 @@ TASKS = {
         ),
     },
     "serve": {
-        "demo": (
-            "eval.demo.page",
-            "serve a page that plays two methods side by side (needs the extra dcar[demo])",
-        ),
         "export": ("rl.export", "export a policy directory and a serving program from a DCPO run"),
     },
     "check": {

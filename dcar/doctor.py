@@ -17,7 +17,7 @@ from dcar.errors import DataError, DCARError
 from dcar.sources.packages import pip_extra
 from dcar.storage import MANIFEST, faults
 
-EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"), "demo": ("gradio", "dcar demo")}
+EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo")}
 
 
 def _versions() -> str:

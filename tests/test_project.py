@@ -127,7 +127,6 @@ CONSTRAINTS = dict(
 )
 NOT_REQUIRED = {
     "cosyvoice": "a tokenizer and vocoder that a user has",
-    "gradio": "the extra demo",
     "hibari": "launch/starter/make_corpus.py, which makes the shipped corpus",
     "resemblyzer": "launch/requirements-models.txt",
     "s3tokenizer": "a tokenizer that a user has",

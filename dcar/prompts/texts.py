@@ -40,8 +40,8 @@ def name_and_limit(texts: str) -> tuple[str, int]:
 
 
 def title_of(name: str) -> str:
-    """Return a title for a set of texts: that of a shipped one, else the name of the file."""
-    return TITLES.get(name, Path(name).stem)
+    """Return a title for a set of texts: that of a shipped one, else by the name of the file."""
+    return TITLES.get(name, f"texts of {Path(name).name}")
 
 
 def text_list(source: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Defaults of `dcar speak`, `Speaker.load` and `dcar demo`. At temperature 0.4 the policy makes
+"""Defaults of `dcar speak` and `Speaker.load`. At temperature 0.4 the policy makes
 fewer word errors on development sentences than fixed chunks that take as long (docs/history.md)."""
 
 from dcar.sampling import SamplingConfig

@@ -24,6 +24,8 @@ WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one 
 NAMED = 80  # number of chunks above which their sizes are not written, because they would overlap
 # chunk ends per inch above which their lines are faint, so that they do not hide the picture
 CLOSE = 8.0
+END_COLOR = "#c8442b"  # of the lines at the ends of chunks
+WIDTH = 9.0  # of the picture, in inches
 ChunkSpan = tuple[float, float, int]  # start and end in seconds, tokens
 PhonemeSpan = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
 HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens through the vocoder"}
@@ -133,31 +135,25 @@ def spectrum_picture(
     wave: np.ndarray,
     rate: int,
     chunks: Sequence[ChunkSpan],
-    phonemes: Sequence[PhonemeSpan] = (),
-    *,
-    colors: str = "magma",
-    width: float = 10.0,
+    phonemes: Sequence[PhonemeSpan],
 ) -> np.ndarray:
     """Draw a picture [height, width, 3] uint8: the spectrogram up to 8 kHz with a line at the
-    end of every chunk; under it the phonemes, if known, and a block for every chunk, as wide as
-    it lasts and darker for more tokens."""
+    end of every chunk; under it the phonemes and a block for every chunk, as wide as it lasts and
+    darker for more tokens."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = 3 if phonemes else 2
-    figure = Figure(figsize=(width, 3.1 + 0.3 * rows), dpi=110, layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.0), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    spectrum, *below = figure.subplots(rows, 1, sharex=True, height_ratios=(6, *[0.9] * (rows - 1)))
-    dark, ends = colors == "magma", [end for _, end, _ in chunks]
-    strength = 0.6 if len(ends) <= CLOSE * width else 0.15
-    _spectrogram(spectrum, wave, rate, colors)
-    line = "white" if dark else "#c8442b"
-    spectrum.vlines(ends, *spectrum.get_ylim(), color=line, lw=0.6, alpha=strength)
-    if phonemes:
-        _phonemes(below[0], phonemes, ends, width / max(1e-3, len(wave) / rate), strength)
-    _blocks(below[-1], chunks)
-    below[-1].set(xlim=(0, len(wave) / rate))
-    below[-1].set_xlabel("seconds")
+    spectrum, spoken, blocks = figure.subplots(3, 1, sharex=True, height_ratios=(6, 0.9, 0.9))
+    ends = [end for _, end, _ in chunks]
+    strength = 0.6 if len(ends) <= CLOSE * WIDTH else 0.15
+    _spectrogram(spectrum, wave, rate)
+    spectrum.vlines(ends, *spectrum.get_ylim(), color=END_COLOR, lw=0.6, alpha=strength)
+    _phonemes(spoken, phonemes, ends, WIDTH / max(1e-3, len(wave) / rate), strength)
+    _blocks(blocks, chunks)
+    blocks.set(xlim=(0, len(wave) / rate))
+    blocks.set_xlabel("seconds")
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
@@ -171,7 +167,7 @@ def save_picture(path: Path, picture: np.ndarray) -> None:
         Image.fromarray(picture).quantize(48).save(part, format="png", optimize=True)
 
 
-def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
+def _spectrogram(panel: Any, wave: np.ndarray, rate: int) -> None:
     padded = np.concatenate((wave, np.zeros(max(0, WINDOW - len(wave)), np.float32)))
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::STEP] * np.hanning(WINDOW)
     power = 20 * np.log10(np.abs(np.fft.rfft(frames, axis=1)) + 1e-5).T  # dB [bins, frames]
@@ -179,7 +175,7 @@ def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
         power,
         origin="lower",
         aspect="auto",
-        cmap=colors,
+        cmap="Greys",
         vmin=power.max() - 80,
         vmax=power.max(),
         extent=(0, len(padded) / rate, 0, rate / 2000),
@@ -206,7 +202,7 @@ def _phonemes(
         low = not low if (middle - before) * inches < 0.02 + 0.075 * len(phoneme) else False
         panel.text(middle, 0.24 if low else 0.66, phoneme, ha="center", va="center", fontsize=7.5)
         before = middle
-    panel.vlines(ends, 0, 1, color="#c8442b", lw=0.6, alpha=strength)
+    panel.vlines(ends, 0, 1, color=END_COLOR, lw=0.6, alpha=strength)
     panel.set(ylim=(0, 1), yticks=[])
     panel.set_ylabel("phonemes", fontsize=8, rotation=0, ha="right", va="center")
     panel.spines[["top", "right", "bottom", "left"]].set_visible(False)
@@ -249,7 +245,5 @@ def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path
         if n
     ]
     path = audio.with_suffix(".png")
-    save_picture(
-        path, spectrum_picture(*load_audio(audio), chunks, sounds, colors="Greys", width=9.0)
-    )
+    save_picture(path, spectrum_picture(*load_audio(audio), chunks, sounds))
     return path

@@ -159,7 +159,8 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         if not where:
             low, high = min(low, floor), max(high, floor)
             axes.axhline(floor, color="#999999", lw=1, ls=":", zorder=1)
-    axes.set_ylim(max(0.0, low - 0.03 * (high - low)), high + 0.03 * (high - low))
+    margin = max(0.1, 0.03 * (high - low))
+    axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.margins(x=0.1)
     axes.set_xlabel(AXIS_LABELS[axis] + "  → faster")
     axes.set_ylabel("WER, %  (95 % interval)  ↓ better")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import group_families, short_name
-from eval.methods.registry import named_folder
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
 from eval.results.pareto import SPEED_AXES, difference, front_rows, speed_axis
@@ -94,27 +93,18 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     more = f"seeds=[{','.join(map(str, seeds))}]"
     if config["limit"] == result["utterances"]:
         more = f"limit={3 * result['utterances']}"
+    config_file, mine = (shlex.quote(str(p)) for p in (folder / "config.yaml", f"{folder}_mine"))
     tries = [
         (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "report with audio"),
         (
-            f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}",
+            f"dcar compare --config {config_file} {more}",
             "continue, more data",
         ),
+        (
+            f"dcar compare --config {config_file} texts=[my.txt] out={mine}",
+            "texts of your own",
+        ),
     ]
-    if corpus_kind(result) == "starter":  # the demo page supports only the shipped tokens
-        policy = named_folder(config["policies"][0])[1] if config["policies"] else ""
-        demo = {
-            "decoder": config["decoder"],
-            "far_decoder": config["far_decoder"] or "",
-            "policy": policy,
-        }
-        tries.append(
-            (
-                " ".join(["dcar demo", *(f"{k}={shlex.quote(v)}" for k, v in demo.items())]),
-                "a text of your own",
-            )
-        )
-    width = max(len(command) for command, _ in tries)
     lines = [
         *short_table(result),
         "",
@@ -122,10 +112,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         f"Full table: {folder / 'compare.txt'}",
         "",
         "Try next:",
-        *(
-            f"  {command:{width}}  # {why}" if width < WIDTH - 25 else f"  {command}"
-            for command, why in tries
-        ),
+        *(f"  # {why}\n  {command}" for command, why in tries),
     ]
     return "\n".join(lines)
 

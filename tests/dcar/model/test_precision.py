@@ -34,7 +34,6 @@ from dcar.train.chunk_scorer import run as train_chunk_scorer
 from eval.analysis import fit_verifiers
 from eval.compare.run import CompareConfig, run
 from eval.compare.tune import TuneConfig
-from eval.demo.studio import DemoConfig
 from eval.methods.registry import load_models, make_methods
 from eval.speed.run import SpeedConfig
 from heads.checkpoint import Checkpoint
@@ -137,7 +136,6 @@ def test_auto_is_bfloat16_on_a_gpu_where_float32_products_run_in_tf32():
         TuneConfig,
         SpeakConfig,
         SpeedConfig,
-        DemoConfig,
         DistilConfig,
         DCPOConfig,
         guidance.ProfileConfig,

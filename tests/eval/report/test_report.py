@@ -175,7 +175,7 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     wide = {**result["rows"][-1], "method": "dcar@" + "name" * 20 + "@n16@d-0.5"}
     text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
     assert max(map(len, text.splitlines())) <= 100
-    assert " seeds=[6,7,8] " in terminal_text({**result, "seeds": [6, 7]}, Path("runs/compare"))
+    assert " seeds=[6,7,8]\n" in terminal_text({**result, "seeds": [6, 7]}, Path("runs/compare"))
     table = [re.split(r"  +", line) for line in text.splitlines()]
     rows = {cells[0]: cells for cells in table[2:] if len(cells) == 7}
     far = next(r for r in result["rows"] if r["method"] == "far")

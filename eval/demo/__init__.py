@@ -1,1 +1,0 @@
-"""`dcar demo`: an interactive page on this machine."""

@@ -5,7 +5,6 @@ import re
 from num2words import num2words
 
 _ONES = "zero one two three four five six seven eight nine".split()
-TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _ROMAN_FORM = re.compile("(?=.)M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 

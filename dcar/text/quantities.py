@@ -7,7 +7,7 @@ import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
 from dcar.text.measures import PAIRS, attributive, count_of, per
-from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, year
+from dcar.text.numbers import cardinal, digits, number, ordinal, plural, roman, whole, year
 from dcar.text.tables import table
 
 MONTH = (
@@ -146,7 +146,7 @@ def iso_date(m: re.Match[str]) -> str:
 
 
 def plural_year(m: re.Match[str]) -> str:
-    return plural(year(int(m["t"])) if len(m["t"]) == 4 else TENS[int(m["t"][0])])
+    return plural((year if len(m["t"]) == 4 else cardinal)(int(m["t"])))
 
 
 def time_of_day(m: re.Match[str]) -> str:

@@ -262,6 +262,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b(144|240|360|480|720|1080|1440|2160)p\b", lambda m: f" {year(int(m[1]))} P "),
     (rf"(?<![\w.,])(?P<n>{ms.NUM})p(?![\w/'-])", q.pence),
     (r"(?<![\w$£€¥])-(?=[$£€¥]\s?\d)", " minus "),
+    (r"(?<![\w$£€¥])([$£€¥])-(?=\d)", r" minus \1"),
     (rf"(?<![\w.)])(?<!\d\s)-(?=(?:{ms.NUM}|\.\d+)\s?%)", " minus "),
     (
         rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>(?<![A-Za-z])R\$|[$£€¥₹₩])\s?"
@@ -412,7 +413,6 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # letters and digits that touch are read one after the other: H2O, COVID-19, MP3
     (r"(?<![A-Za-z'])A-?(?=\d)|(?<=\d)a\b", f" A{LETTER} "),
     (r"(?<=[A-Z]\d)([A-Z]{2,})(?![a-z])", lambda m: " ".join(m[1])),
-    (r"(?<=[A-Za-z])-?(?=\d)|(?<=\d)-?(?=[A-Za-z])", " "),
     (r"\b([Yy]ear )(10[1-9]\d)\b", lambda m: m[1] + year(int(m[2]))),
     (ms.NUM, q.year_or_number),
     (r"(?i)\be\.g\.", "for example"),

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from dcar.config.read import (
     COMMAND_LINE,
@@ -107,6 +107,9 @@ def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
 
 
 def _nearest(key: str, known: dict[str, Setting]) -> str:
+    parent, _, name = key.rpartition(".")
+    if parent in known and get_origin(known[parent].hint) is dict:
+        return f"; {parent} is one mapping: write {parent}={{{name}: …}}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     if near:
         return f"; did you mean '{near[0]}'?"

@@ -24,7 +24,7 @@ NO_EFFECT = set(
 replaced by the steps taken."""
 SHIPPED = (
     "FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but CAR "
-    f"learned from distilled sentences in two rounds and FAR in one; without a {FILE}."
+    f"learned from distilled sentences in three rounds and FAR in two; without a {FILE}."
 )
 
 

@@ -211,6 +211,7 @@ def test_a_recipe_is_found_in_the_home_folder(tmp_path, monkeypatch):
         (["one", "nam=b"], "'nam'.*'name'"),
         (["-x"], "'-x'"),
         (["inner=3"], "inner"),
+        (["t", "extra.size=3"], r"write extra=\{size: …\}"),
         (["name=null"], "name .*null"),
         (["sizes=[a"], "sizes: .*YAML"),
         (["zzzzzzzz=1", "t"], "'zzzzzzzz'|'t'"),

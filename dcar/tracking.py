@@ -5,11 +5,12 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dcar.storage import write_text, writing
+from dcar.storage import digest, files_of, write_text, writing
 
 PACKAGES = "dcar torch transformers trl accelerate datasets nemo_toolkit jiwer numpy".split()
 
@@ -60,6 +61,17 @@ def provenance(**inputs: Any) -> dict[str, Any]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         **inputs,
     }
+
+
+def write_provenance(
+    folder: Path, source: Mapping[str, Any], files: Iterable[str] | None = None
+) -> None:
+    """Write provenance.json with the digests of files in its folder (None: of all), which `dcar
+    doctor FOLDER` compares. Raises StorageError if it cannot be written."""
+    path = folder / "provenance.json"
+    names = files_of(folder) if files is None else files
+    digests = {name: digest(folder / name) for name in names if name != path.name}
+    write_json(path, {**source, "files": digests})
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -112,7 +112,9 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     )
     num_iterations: int = setting(1, "Updates on the same rollouts.", minimum=1)
     scale_rewards: str = setting(
-        "group", f"Rewards whose standard deviation divides the advantages: {', '.join(SCALES)}."
+        "group",
+        f"Rewards whose standard deviation divides the advantages: {', '.join(SCALES)} (batch: all "
+        "of an update).",
     )
     loss_type: str = setting(
         "grpo", "Way in which the loss is averaged over decisions.", choices=LOSS_TYPES
@@ -227,11 +229,6 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
         0,
         "Number of tokens covered by repetition-aware sampling (CosyVoice: 10); 0 = off.",
         minimum=0,
-    )
-    hidden_dtype: str = setting(
-        "float32",
-        "Data type in which the rollouts' hidden states are stored.",
-        choices=("float32", "float16"),
     )
 
     # --- reward ---

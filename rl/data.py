@@ -86,11 +86,13 @@ def prompts_of(
     return items_of(train), None if evaluated is None else items_of(evaluated)
 
 
-Address = tuple[int, int, int]  # epoch, position of the batch in it, index of the prompt
+Address = tuple[int, int, list[list[int]]]
+"""Epoch, position of the micro-batch in it, and indices of the prompts of every micro-batch of its
+window."""
 
 
 class Prompts(TorchDataset):
-    """Prompts addressed by epoch, position of the batch, and index."""
+    """Windows of prompts, by their addresses."""
 
     def __init__(self, items: Sequence[PromptItem]):
         self.items = items
@@ -98,15 +100,18 @@ class Prompts(TorchDataset):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, address: Address) -> tuple[Address, PromptItem]:
-        return address, self.items[address[2]]
+    def __getitem__(self, address: Address) -> dict[str, Any]:
+        epoch, position, indices = address
+        window = [[self.items[i] for i in batch] for batch in indices]
+        return {"epoch": epoch, "position": position, "indices": indices, "items": window}
 
 
 class PromptBatches(Sampler[list[Address]]):
     """Prompts of this process for every micro-batch, as a pure function of (seed, epoch).
 
     A window of `accumulation` micro-batches is repeated `iterations` times, for the inner updates
-    on the same rollouts. The last window of an epoch is filled up from the beginning of the
+    on the same rollouts; each of its micro-batches has the prompts of all, because their rollouts
+    are made together. The last window of an epoch is filled up from the beginning of the
     permutation.
     """
 
@@ -120,43 +125,27 @@ class PromptBatches(Sampler[list[Address]]):
         rank: int = 0,
         processes: int = 1,
     ):
-        self.size, self.prompts = size, prompts
-        self.accumulation, self.iterations = accumulation, iterations
-        self.seed, self.rank, self.processes = seed, rank, processes
+        self.size, self.seed, self.rank = size, seed, rank
+        self.shape = accumulation, processes, prompts
+        self.repeats = accumulation * iterations
         self.epoch = 0
-        self.per_window = prompts * processes * accumulation
-        if size < self.per_window:
+        per_window = math.prod(self.shape)
+        if size < per_window:
             raise ConfigError(
-                f"{size} training prompts are fewer than the {self.per_window} that one update "
+                f"{size} training prompts are fewer than the {per_window} that one update "
                 f"needs ({prompts} prompts x {processes} processes x {accumulation} accumulated): "
                 "lower per_device_train_batch_size, or give more prompts"
             )
+        self.windows = math.ceil(size / per_window)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    @property
-    def windows(self) -> int:
-        return math.ceil(self.size / self.per_window)
-
     def __len__(self) -> int:
-        return self.windows * self.accumulation * self.iterations
+        return self.windows * self.repeats
 
     def __iter__(self) -> Iterator[list[Address]]:
-        order = np.resize(
-            np.random.default_rng([self.seed, self.epoch]).permutation(self.size),
-            (self.windows, self.accumulation, self.processes, self.prompts),
-        )
-        mine = order[:, :, self.rank].repeat(self.iterations, axis=0).reshape(-1, self.prompts)
-        for position, indices in enumerate(mine.tolist()):
-            yield [(self.epoch, position, i) for i in indices]
-
-
-def collate(rows: list[tuple[Address, PromptItem]]) -> dict[str, Any]:
-    (epoch, position, _), _ = rows[0]
-    return {
-        "epoch": epoch,
-        "position": position,
-        "indices": [a[2] for a, _ in rows],
-        "items": [i for _, i in rows],
-    }
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
+        windows = np.resize(order, (self.windows, *self.shape))[:, :, self.rank]
+        for position in range(len(self)):
+            yield [(self.epoch, position, windows[position // self.repeats].tolist())]

@@ -30,7 +30,8 @@ from dcar.model.load import load_decoder
 from dcar.process import run_claimed, run_command
 from dcar.sources.packages import templates
 from dcar.sources.shipped import resolve
-from dcar.tracking import write_json
+from dcar.storage import read_manifest
+from dcar.tracking import write_provenance
 from heads.build import Heads
 from heads.layers import at
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy, HiddenPolicyConfig
@@ -216,11 +217,16 @@ def find_policy(run: str | Path) -> Path:
 
 
 def read_provenance(source: Path) -> dict[str, Any]:
-    """Return what is recorded about a policy's origin; empty for a bare checkpoint."""
-    for path in (source / "provenance.json", source.parent / "provenance.json"):
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-    return {}
+    """Return what is recorded about a policy's origin: of a checkpoint, what its manifest records
+    about the run, which has no metrics of these weights; empty if there is nothing."""
+    path = source / "provenance.json"
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))
+    manifest = read_manifest(source) or {}
+    if not (run := manifest.get("run")):
+        return {}
+    record = {"steps": manifest["step"], "processes": manifest["processes"]}
+    return {**run, **record, "config": run.get("settings", {})}
 
 
 def export(config: ExportConfig) -> Path:
@@ -243,12 +249,12 @@ def export(config: ExportConfig) -> Path:
         if config.program:
             program = program_card(policy, base.config.speech_vocab_size, config.num_candidates)
     policy.save_pretrained(out, card=policy_card(policy, origin, program))
-    write_json(out / "provenance.json", origin)
     logs = [p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()]
     if logs and logs[0].parent != out:
         shutil.copyfile(logs[0], out / "log.jsonl")
     if config.program and base is not None:
         export_program(policy, base, out / PROGRAM, config.num_candidates)
+    write_provenance(out, origin)
     return out
 
 

@@ -112,7 +112,8 @@ def aggregate(
     [R] (0 = left out).
 
     grpo: mean over the decisions of a rollout, then over rollouts. bnpo: mean over all decisions.
-    dapo: sum over decisions / `normalizer` (decisions per process, averaged over processes).
+    dapo: sum over decisions / `normalizer` (their number per micro-batch, averaged over the
+    micro-batches of an update on all processes).
     dr_grpo: sum / (rollouts * `normalizer`), a constant number of decisions. Raises ValueError for
     another loss type.
     """

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,6 @@ class RolloutBatch:
     """Rollouts of one step on one process, ready for updates; rows of a group are adjacent."""
 
     records: list[RolloutRecord]
-    hidden: Tensor  # [R, S, D] of the speech positions (prompt first), padded with 0
     positions: Tensor  # [R, M] decision positions, padded with 0
     # [R, M] action indices (chunk size - 1, plus K times the candidate's index), padded with 0
     actions: Tensor
@@ -50,8 +49,10 @@ class RolloutBatch:
     rewards: Tensor  # [R] float64, NaN if it could not be computed
     parts: np.ndarray  # [R, number of rewards]
     # seconds of rollout, vocoder and recogniser; the last two are spent in the worker
-    seconds: dict[str, float] = field(default_factory=dict)
-    # [R, M, N, n, F] features of the candidates, padded with 0; None before the draw
+    seconds: dict[str, float]
+    # what the policy reads, padded with 0: [R, S, D] hidden states of the speech positions (prompt
+    # first), or, after the draw, [R, M, N, n, F] features of the candidates
+    hidden: Tensor | None = None
     features: Tensor | None = None
 
 
@@ -59,7 +60,7 @@ def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Return the log-probabilities of a policy's actions at the decisions of rollouts: [R, M,
     K], or, after the draw, [R, M, N K]."""
     if batch.features is None:
-        return policy(batch.hidden.float(), batch.positions)
+        return policy(batch.hidden, batch.positions)
     return policy(batch.features)
 
 
@@ -78,8 +79,8 @@ def forced_sizes(
 class Roller:
     """Source of rollouts of a frozen decoder, with their rewards.
 
-    config: size and forced sizes of groups, random numbers, candidates, sampling, type of the
-    hidden states; recognizer: of rewards that take transcripts; parts: that a step is decoded in.
+    config: size and forced sizes of groups, random numbers, candidates, sampling; recognizer: of
+    rewards that take transcripts; parts: that a micro-batch is decoded in.
     """
 
     def __init__(
@@ -217,16 +218,13 @@ class Roller:
             sizes = torch.tensor(result.sizes) - 1
             return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
 
-        device, dtype = self.device, getattr(torch, self.config.hidden_dtype)
-        hidden = padded(lambda r: r.hidden.to(dtype))  # type: ignore[union-attr]
-        features = None
-        if records[0].result.features is not None:
-            features = padded(lambda r: r.features)
+        device = self.device
+        after_draw = records[0].result.features is not None
+        read = padded(lambda r: r.features if after_draw else r.hidden.float())  # type: ignore[union-attr]
         for record in records:  # free them: they are large, and were copied
             record.result.hidden = record.result.features = None
         return RolloutBatch(
             records,
-            hidden,
             padded(lambda r: torch.tensor(r.decision_positions)).to(device),
             padded(columns).to(device),
             padded(lambda r: torch.ones(len(r.sizes))).to(device),
@@ -234,5 +232,5 @@ class Roller:
             totals.to(device),
             parts,
             seconds,
-            features,
+            **{"features" if after_draw else "hidden": read},
         )

@@ -22,8 +22,8 @@ from dcar.config import load_config
 from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_folder
 from dcar.process import claimed, meeting_others, run_command
-from dcar.storage import digest, files_of, writing
-from dcar.tracking import provenance, write_json
+from dcar.storage import digest, writing
+from dcar.tracking import provenance, write_json, write_provenance
 from dcar.train.checkpoints import resume_point
 from rl.config import DCPOConfig, resumed_settings, save_settings
 from rl.export import policy_card
@@ -100,10 +100,7 @@ def export(trainer: DCPOTrainer) -> Path:
             resumed=trainer.origin.get("resumed", []),
         )
         trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
-        files = {
-            name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"
-        }
-        write_json(policy / "provenance.json", {**source, "files": files})
+        write_provenance(policy, source)
         write_json(out / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
     return policy

@@ -2,17 +2,20 @@
 
 A step: every process decodes its prompts G times with the present policy (rl/rollout.py), rewards
 the rollouts (rl/rewards.py), and makes `num_iterations` clipped updates on them (rl/objective.py).
-A batch contains its address (epoch, position), and every random number is addressed by (seed,
-epoch, utterance, member, position), so that a resumed run is exactly equal to an uninterrupted one.
-The checkpoint holds the reference policy and the policy that made the rollouts in progress.
+Rollouts and advantages of all accumulated micro-batches are made before the first of them is
+trained on, so an update does not depend on how its rollouts are divided. A batch contains its
+address (epoch, position), and every random number is addressed by (seed, epoch, utterance, member,
+position), so that a resumed run is exactly equal to an uninterrupted one. The checkpoint holds the
+reference policy and the policy that made the rollouts in progress.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +26,7 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
@@ -46,7 +50,7 @@ from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
 from rl.credit import decision_advantages, decisions_of, scaled
-from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
+from rl.data import PromptBatches, Prompts, items_of, prompts_of
 from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.pass_cost import PassCost, measure_pass_cost, stored_pass_cost
@@ -80,7 +84,7 @@ STATE = "dcpo.safetensors"
 
 @dataclass
 class UpdateBatch:
-    """Rollouts, with everything that the updates on them share."""
+    """Rollouts of a micro-batch, with everything that the updates on them share."""
 
     batch: RolloutBatch
     advantages: Tensor  # [R], or [R, M] with credit by decision
@@ -169,7 +173,7 @@ class DCPOTrainer(ResilientTrainer):
             args,
             train_dataset=Prompts(train),
             eval_dataset=evaluated and Prompts(evaluated),
-            data_collator=collate,
+            data_collator=itemgetter(0),  # a batch has one address
             callbacks=callbacks,
         )
         for noisy in (PrinterCallback, ProgressCallback):
@@ -203,7 +207,7 @@ class DCPOTrainer(ResilientTrainer):
             parts,
         )
         self.pass_cost = self._pass_cost() if args.points_per_percent else None
-        self._buffer: dict[int, UpdateBatch] = {}
+        self._window: list[UpdateBatch] = []  # micro-batches of the updates in progress
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
         self._transcribe_recordings(named)
@@ -272,7 +276,7 @@ class DCPOTrainer(ResilientTrainer):
         return EpochLoader(
             self.train_dataset,
             batch_sampler=batches,
-            collate_fn=collate,
+            collate_fn=itemgetter(0),
             generator=torch.Generator().manual_seed(args.seed),
         )
 
@@ -295,7 +299,7 @@ class DCPOTrainer(ResilientTrainer):
                 fisher_product(
                     log_probs_of(self.policy, made.batch), partial(self._mean, made), weights
                 )
-                for made in self._buffer.values()
+                for made in self._window
             ]
 
         def product(v: Sequence[Tensor]) -> list[Tensor]:
@@ -355,8 +359,8 @@ class DCPOTrainer(ResilientTrainer):
         return (out.loss, {}) if return_outputs else out.loss
 
     def _rollouts(self, inputs: dict[str, Any]) -> UpdateBatch:
-        """Return the rollouts of this micro-batch, made once per window (accumulation x inner
-        iterations)."""
+        """Return the rollouts of this micro-batch; those of its window (accumulation x inner
+        iterations) are made together, once."""
         args = self.args
         inside = inputs["position"] % args.window
         if inside == 0:
@@ -364,112 +368,126 @@ class DCPOTrainer(ResilientTrainer):
             self.rollout_policy.load_state_dict(state)
             if inputs["position"] == 0:
                 self.reference.load_state_dict(state)
-            self._buffer.clear()
-        micro = inside % args.gradient_accumulation_steps
-        # also true after resuming inside a window: the same rollouts are made again
-        if micro not in self._buffer:
+            self._window = []
+        if not self._window:  # also after resuming inside a window: the same rollouts again
             self.check_weights()  # NaN weights give no distribution to draw from
             started = time.perf_counter()
-            seed = args.seed * 1000 + 1 + inputs["epoch"]
-            batch = self.roller.collect(
-                self.rollout_policy,
-                inputs["items"],
-                inputs["indices"],
-                seed,
-                trainer_state=self.state,
-            )
+            batches = [
+                self.roller.collect(
+                    self.rollout_policy,
+                    items,
+                    indices,
+                    args.seed * 1000 + 1 + inputs["epoch"],
+                    trainer_state=self.state,
+                )
+                for items, indices in zip(inputs["items"], inputs["indices"], strict=True)
+            ]
             # rollouts that are made again after resuming are in the log already
             metrics = self._metrics
-            self._metrics = Metrics() if inside >= args.gradient_accumulation_steps else metrics
-            self._check_failures(batch)
-            self._buffer[micro] = self._prepare(batch, micro)
+            self._metrics = Metrics() if inside else metrics
+            self._window = self._prepare(batches)
             self._metrics = metrics
             self._rollout_seconds += time.perf_counter() - started
-        return self._buffer[micro]
+        return self._window[inside % args.gradient_accumulation_steps]
 
     @torch.no_grad()
-    def _prepare(self, batch: RolloutBatch, micro: int) -> UpdateBatch:
-        args = self.args
-        by_decision = args.credit == "decision"
-        rewards = batch.rewards
-        if self.pass_cost is not None and not by_decision:
-            rewards = rewards + self._saved_by_rollout(batch).to(rewards)
-        std = (
-            objective.reward_std(self.accelerator.gather(rewards))
-            if args.scale_rewards == "batch"
-            else None
-        )
-        advantages = objective.group_advantages(
-            rewards, args.num_generations, args.scale_rewards, std
-        )
+    def _prepare(self, batches: list[RolloutBatch]) -> list[UpdateBatch]:
+        """Return the micro-batches of a window with advantages and weights, for which the rewards
+        of all count together, and with the log-probabilities of earlier policies."""
+        args, group = self.args, self.args.num_generations
+        records = [r for b in batches for r in b.records]
+        rewards = torch.cat([b.rewards for b in batches])
+        self._check_failures(records, rewards)
+        if self.pass_cost is not None and args.credit == "utterance":
+            rewards = rewards + self._saved_by_rollout(records).to(rewards)
+        advantages = self._group_advantages(rewards)
+        if args.credit == "decision":
+            parts = np.concatenate([b.parts for b in batches])
+            values = self._credit(records, rewards, parts)
+        else:
+            values = advantages.values
         weights = advantages.valid.float()
-        reference = log_probs_of(self.reference, batch)
-        old = None
-        if args.num_iterations > 1:
-            old = objective.taken(log_probs_of(self.rollout_policy, batch), batch.actions)
-        normalizer: float | Tensor = float(args.max_completion_length)
+        counts = [len(b.records) for b in batches]
+        window, old = [], None
+        for batch, zero_std, mine, kept in zip(
+            batches,
+            advantages.zero_std.split([count // group for count in counts]),
+            values.split(counts),
+            weights.split(counts),
+            strict=True,
+        ):
+            add_rollouts(
+                self._metrics,
+                batch,
+                zero_std,
+                self.reward_funcs,
+                args.chunk_range,
+                self.policy.config.num_actions,
+            )
+            if mine.dim() > 1:
+                mine = mine[:, : batch.mask.shape[1]]
+            with self.accelerator.autocast():  # in the precision of the trained policy
+                reference = log_probs_of(self.reference, batch)
+                if args.num_iterations > 1:
+                    old = objective.taken(log_probs_of(self.rollout_policy, batch), batch.actions)
+            window.append(
+                UpdateBatch(batch, mine, kept, old, reference, float(args.max_completion_length))
+            )
         if args.loss_type == "dapo":
-            decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
-            normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
-        add_rollouts(
-            self._metrics,
-            batch,
-            advantages.zero_std,
-            self.reward_funcs,
-            args.chunk_range,
-            self.policy.config.num_actions,
-        )
+            counted = [(m.batch.mask * (m.weights > 0).unsqueeze(-1)).sum() for m in window]
+            decisions = self.accelerator.reduce(torch.stack(counted).mean(), "mean").clamp(min=1)
+            window = [replace(made, normalizer=decisions) for made in window]
         if self.pass_cost is not None:
-            compared = [r.result for r in batch.records if not r.forced]
+            compared = [r.result for r in records if not r.forced]
             tokens = sum(len(r.tokens) for r in compared)
             spent = self.pass_cost.fixed * sum(r.passes for r in compared)
             self._metrics.add("ms_per_token", spent + self.pass_cost.per_token * tokens, tokens)
-        values = self._credit(batch) if by_decision else advantages.values
-        return UpdateBatch(batch, values, weights, old, reference, normalizer)
+        return window
 
-    def _mean_size(self, batch: RolloutBatch) -> float:
+    def _group_advantages(self, rewards: Tensor) -> objective.Advantages:
+        """Return the advantages of rollouts; the std of the batch is that of all processes."""
+        scale, std = self.args.scale_rewards, None
+        if scale == "batch":
+            std = objective.reward_std(self.accelerator.gather(rewards))
+        return objective.group_advantages(rewards, self.args.num_generations, scale, std)
+
+    def _mean_size(self, records: Sequence[RolloutRecord]) -> float:
         """Return the mean of the sizes that were chosen in all processes."""
-        sizes = [size for r in batch.records for size in r.result.sizes]
+        sizes = [size for r in records for size in r.result.sizes]
         sums, counts = zip(*gather_object([(sum(sizes), len(sizes))]), strict=True)
         return sum(sums) / max(1, sum(counts))
 
-    def _saved_by_rollout(self, batch: RolloutBatch) -> Tensor:
+    def _saved_by_rollout(self, records: Sequence[RolloutRecord]) -> Tensor:
         """Return the reward for speed of every rollout [R]: 0 at the mean size."""
         assert self.pass_cost is not None
-        mean = self.pass_cost.per_token_at(self._mean_size(batch))
-        sizes = [float(np.mean(r.result.sizes or math.nan)) for r in batch.records]
+        mean = self.pass_cost.per_token_at(self._mean_size(records))
+        sizes = [float(np.mean(r.result.sizes or math.nan)) for r in records]
         spent = torch.tensor([self.pass_cost.per_token_at(size) for size in sizes])
         return self.args.points_per_percent * (1 - spent / mean).nan_to_num(0.0)
 
-    def _credit(self, batch: RolloutBatch) -> Tensor:
+    def _credit(
+        self, records: Sequence[RolloutRecord], rewards: Tensor, parts: np.ndarray
+    ) -> Tensor:
         """Return the advantages by decision [R, M]: for rewards that locate their losses, from
         the places after each decision; for all others, by rollout."""
         args, group = self.args, self.args.num_generations
         weights = np.asarray(self.reward_weights)
         others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
-        total = weighted_sum(batch.parts[:, others], weights[others])
-        rest = torch.from_numpy(total).to(batch.rewards)
+        rest = torch.from_numpy(weighted_sum(parts[:, others], weights[others])).to(rewards)
         # failed rollouts are left out of means
-        rest = rest.masked_fill(batch.rewards.isnan(), math.nan)
-        std = (
-            objective.reward_std(self.accelerator.gather(rest))
-            if args.scale_rewards == "batch"
-            else None
-        )
-        values = objective.group_advantages(rest, group, args.scale_rewards, std).values
-        values = values[:, None].repeat(1, batch.actions.shape[1])
+        rest = rest.masked_fill(rewards.isnan(), math.nan)
         # tokens that all choices share: those of the smallest chunk; none among several candidates
         shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
         weighted_rewards = zip(self.reward_funcs, self.reward_weights, strict=True)
         locating = [(reward, weight) for reward, weight in weighted_rewards if locates(reward)]
-        decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), locating)
+        decisions = decisions_of(records, rewards.isnan().tolist(), locating)
         found = []
         for first in range(0, len(decisions), group):
             members = decisions[first : first + group]
             found += decision_advantages(members, args.credit_window, shortest)
         if self.pass_cost is not None:
-            sizes = [np.array(r.result.sizes) for r in batch.records]
-            saved = self.pass_cost.saved(sizes, self._mean_size(batch), args.credit_window)
+            sizes = [np.array(r.result.sizes) for r in records]
+            saved = self.pass_cost.saved(sizes, self._mean_size(records), args.credit_window)
             found = [
                 values + args.points_per_percent * more
                 for values, more in zip(found, saved, strict=True)
@@ -478,20 +496,15 @@ class DCPOTrainer(ResilientTrainer):
             found = scaled(found, gather_object(found))
         elif args.scale_rewards == "group":
             found = [v for i in range(0, len(found), group) for v in scaled(found[i : i + group])]
-        for i, advantages in enumerate(found):
-            values[i, : len(advantages)] += torch.from_numpy(np.nan_to_num(advantages)).to(values)
-        return values
+        located = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in found], True)
+        return self._group_advantages(rest).values[:, None] + located.to(rest.device, torch.float32)
 
-    def _check_failures(self, batch: RolloutBatch) -> None:
+    def _check_failures(self, records: Sequence[RolloutRecord], rewards: Tensor) -> None:
         failed = [
-            r.failure
-            for r, value in zip(batch.records, batch.rewards.tolist(), strict=True)
-            if value != value
+            r.failure for r, bad in zip(records, rewards.isnan().tolist(), strict=True) if bad
         ]
-        self._metrics.add("failed_rewards", len(failed), len(batch.records))
-        everywhere = gather_object(
-            [(len(failed), len(batch.records), failed[0] if failed else None)]
-        )
+        self._metrics.add("failed_rewards", len(failed), len(records))
+        everywhere = gather_object([(len(failed), len(records), failed[0] if failed else None)])
         share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
         if share > self.args.max_failed_rewards:
             first = next(e[2] for e in everywhere if e[0])
@@ -626,9 +639,10 @@ class DCPOTrainer(ResilientTrainer):
         return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
-        units = max(len(item.text_ids) for item in inputs["items"])
+        items = inputs["items"][inputs["position"] % self.args.gradient_accumulation_steps]
+        units = max(len(item.text_ids) for item in items)
         return (
-            f"{len(inputs['items'])} prompts of up to {units} phonemes, "
+            f"{len(items)} prompts of up to {units} phonemes, "
             f"{self.args.num_generations} rollouts each of up to {self.args.max_completion_length} "
             "tokens"
         )
@@ -640,4 +654,4 @@ class DCPOTrainer(ResilientTrainer):
                 "folder, or resume_from_checkpoint=never to start again"
             )
         self._copies.load_state_dict(load_file(checkpoint / STATE))
-        self._buffer.clear()
+        self._window = []

@@ -25,8 +25,8 @@ from dcar.config.resume import settings_stamp
 from dcar.config.training import TrainerSettings
 from dcar.optim import cosine
 from dcar.process import meeting_others
-from dcar.storage import digest, write_text, writing
-from dcar.tracking import provenance, write_json
+from dcar.storage import write_text, writing
+from dcar.tracking import provenance, write_provenance
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
 from dcar.train.resilient import ResilientTrainer
 
@@ -236,10 +236,7 @@ class BucketedTrainer(ResilientTrainer):
                 )
                 write_text(out / "README.md", card(model, source))
                 names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-                write_json(
-                    out / "provenance.json",
-                    {**source, "files": {name: digest(out / name) for name in names}},
-                )
+                write_provenance(out, source, names)
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()

@@ -170,25 +170,64 @@ def test_prompt_batches_cover_every_epoch_and_repeat_windows():
     for epoch in (0, 1):
         for r in ranks:
             r.set_epoch(epoch)
-        first, second = (list(r) for r in ranks)
+        first, second = ([address for (address,) in r] for r in ranks)
         # two windows of two, each twice
         assert len(first) == len(second) == len(ranks[0]) == 2 * 2 * 2
-        assert [b[0][1] for b in first] == list(range(8)) and {b[0][0] for b in first} == {epoch}
-        indices = [[a[2] for a in batch] for batch in first]
-        assert (
-            indices[0:2] == indices[2:4]
-            and indices[4:6] == indices[6:8]
-            and indices[0] != indices[1]
-        )
-        seen = [a[2] for batches in (first, second) for batch in batches for a in batch]
+        assert [a[:2] for a in first] == [(epoch, position) for position in range(8)]
+        windows = [a[2] for a in first]
+        assert windows == [windows[0]] * 4 + [windows[4]] * 4 and windows[0] != windows[4]
+        seen = [i for _, _, window in (*first, *second) for batch in window for i in batch]
         assert set(seen) == set(range(22))
     alone = PromptBatches(22, 6, 2, 2, seed=4)
     alone.set_epoch(1)
-    assert [[a[2] for a in b] for b in alone] == [
-        [a[2] for a in x] + [a[2] for a in y] for x, y in zip(first, second, strict=True)
+    assert [window for ((_, _, window),) in alone] == [
+        [one + two for one, two in zip(x[2], y[2], strict=True)]
+        for x, y in zip(first, second, strict=True)
     ]
     with pytest.raises(ConfigError, match="22 .*24 .*per_device_train_batch_size"):
         PromptBatches(22, 6, 2, 2, seed=4, processes=2)
+
+
+ONE_UPDATE = dict(max_steps=1, eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "dapo"},
+        {"scale_rewards": "batch"},
+        {"points_per_percent": 1.0, "pass_cost": [1.0, 0.2], "scale_rewards": "batch"},
+    ],
+    ids=str,
+)
+def test_an_update_does_not_depend_on_how_its_rollouts_are_divided(tmp_path, changes):
+    """Normalisers, the std of the batch and the mean size are those of the whole update."""
+    policies = []
+    for size, accumulation in ((32, 1), (8, 4)):
+        trainer = toy_trainer(
+            tmp_path / str(size),
+            toy_parts(model=random_policy(std=0.2)),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            optim="sgd",
+            learning_rate=1.0,
+            **ONE_UPDATE,
+            **changes,
+        )
+        before = trainer.policy.output.weight.clone()
+        trainer.train()
+        policies.append(trainer.policy)
+    for a, b in zip(*(p.parameters() for p in policies), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    assert (policies[0].output.weight - before).abs().max() > 1e-2
+
+
+def test_in_bfloat16_the_policies_before_are_read_in_bfloat16_too(tmp_path):
+    """Otherwise ratio and KL of the first update differ from 1 and 0 by rounding."""
+    settings = dict(ONE_UPDATE, bf16=True, num_iterations=2)
+    toy_trainer(tmp_path, toy_parts(model=random_policy()), **settings).train()
+    (line,) = log_of(tmp_path, "loss")
+    assert line["ratio_max"] == 1 and line["kl"] == 0
 
 
 # --- learning -------------------------------------------------------------------------------------

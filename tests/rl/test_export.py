@@ -12,8 +12,10 @@ import torch
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import PolicyChunk, Prompt, decode
+from dcar.doctor import verify
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
+from dcar.storage import seal
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import (
     CandidatePolicy,
@@ -99,11 +101,26 @@ def test_directory_holds_policy_card_and_provenance(run):
     assert not (out / "serving.pt2").exists()
 
 
+def test_a_checkpoint_is_exported_with_its_own_step_and_no_metrics(run):
+    """Those of the finished run are of other weights."""
+    source = json.loads((run / "run" / "policy" / "provenance.json").read_text())
+    (run / "run" / "provenance.json").write_text(json.dumps(source))
+    checkpoint = (run / "run" / "policy").rename(run / "run" / "checkpoint-3")
+    (checkpoint / "provenance.json").unlink()
+    origin = {"settings": {"num_generations": 4}, "revision": "abc"}
+    seal(checkpoint, {}, step=3, processes=2, run=origin)
+    main([f"run={checkpoint}", f"out={run / 'out'}", "program=false"])
+    card = (run / "out" / "README.md").read_text()
+    assert "3 steps on 2" in card and "num_generations 4" in card and "none recorded" in card
+    assert "0.1234" not in card
+
+
 def test_program_computes_the_same_with_torch_alone(run, tmp_path):
     """Loaded in a process that cannot import this project, at other batch sizes and lengths. The
     card's table has the shapes that it answers with, and its example runs in the exported
     folder."""
     out = export(run)
+    assert [faults for _, faults in verify(out).values()] == [[]]  # of the program and the card
     step = ServingStep(ChunkPolicy.from_pretrained(out), tiny_decoder().heads).eval()
     cases = []
     for batch, length in ((1, 1), (3, 40), (2, 301)):

@@ -93,9 +93,9 @@ def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
         copy.load_state_dict(trainer.policy.state_dict())
     before = trainer.policy.checksum()
     trainer.train()
-    assert trainer.policy.checksum() != before and len(trainer._buffer) == 2
+    assert trainer.policy.checksum() != before and len(trainer._window) == 2
     kl = []
-    for made in trainer._buffer.values():
+    for made in trainer._window:
         old = log_probs_of(trainer.rollout_policy, made.batch)
         new = log_probs_of(trainer.policy, made.batch).detach()
         by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(

@@ -41,7 +41,6 @@ def rollout_settings(**changes: Any) -> SimpleNamespace:
         forced_rows="policy_ratio",
         common_random_numbers=False,
         num_candidates=1,
-        hidden_dtype="float32",
         sampling=SamplingConfig(),
     )
     return SimpleNamespace(**{**settings, **changes})

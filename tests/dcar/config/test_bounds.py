@@ -68,7 +68,7 @@ IMPOSSIBLE = {
         per_device_train_batch_size=0 num_generations=1 num_generations=0
         dataloader_num_workers=-1 chunk_range=[0,2] chunk_range=[a] num_train_epochs=0
         num_train_epochs=nan policy_width=0 policy_heads=0 max_failed_rewards=2
-        num_iterations=0 beta=-1 hidden_dtype=int8 alpha=nan scale_rewards=half
+        num_iterations=0 beta=-1 alpha=nan scale_rewards=half
         lr_scheduler_type=zigzag eval_strategy=sometimes
     """,
     VOCODER: """

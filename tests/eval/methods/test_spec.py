@@ -65,13 +65,22 @@ SAME = [
     ("vadusa-2-n32", {"method": "vadusa", "tau": 2, "nodes": 32}),
     ("vadusa-2-chain", {"method": "vadusa", "tau": 2, "chained": True}),
     ("ssd-1e-05", {"method": "ssd", "beta": 0.00001}),
+    ("dcar@tall", {"method": "dcar", "policy": "tall"}),
+    ("dcar@range-2-3@t0.4", {"method": "dcar", "policy": "range-2-3", "temperature": 0.4}),
+    (
+        "entropy@3@t0-p0.5",
+        {"method": "entropy", "tokens_per_pass": 3, "temperature": 0, "top_p": 0.5},
+    ),
+    ("car-5@tuned", {"method": "car", "size": 5, "tuned": True}),
 ]
 
 
 @pytest.mark.parametrize(("name", "mapping"), SAME)
 def test_a_mapping_and_its_name_are_one_method(name, mapping):
     spec = MethodSpec.from_mapping(mapping)
-    assert str(spec) == name and MethodSpec.parse(name) == spec
+    # repr: records are found by their text, in which 0 is not 0.0
+    assert str(spec) == name and repr(MethodSpec.parse(name)) == repr(spec)
+    assert MethodSpec.from_mapping(spec.to_mapping()) == spec
 
 
 def test_a_number_has_one_spelling():
@@ -83,6 +92,18 @@ def test_a_number_has_one_spelling():
         ("car-05@t0.40", "car-5@t0.4"),
     ]:
         assert str(MethodSpec.parse(name)) == canonical
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "car-5@t car-5@t-1 car-5@t0.4-x car-5@t0.4-p0.9-k10 car-5@t0.4@t0.5 sd@t0.4@draft car-5@t.4 "
+        "car-5@tuned-2"
+    ).split(),
+)
+def test_malformed_samplings_are_refused_before_anything_is_loaded(name):
+    with pytest.raises(ConfigError, match=f"method '{name}'"):
+        CompareConfig(methods=[name])
 
 
 def test_names_in_recipes_keep_their_spelling():

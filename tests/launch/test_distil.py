@@ -84,9 +84,6 @@ def rows_of(folder: str | Path) -> list[dict]:
     return list(load_prepared(folder, "train"))
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def test_scores_are_sums_and_the_best_is_chosen():
     lowest = -1.0
     plain, said = Rendering("a", [1], read=-0.1), Rendering("b", [1], read=-0.2)
@@ -111,9 +108,6 @@ def test_a_share_keeps_its_recording_whatever_the_run():
     assert not any(keeps_recording(i, 0.0, 0) for i in ids) and all(
         keeps_recording(i, 1.0, 0) for i in ids
     )
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def test_rows_say_who_spoke_them(config, corpus):
@@ -188,9 +182,6 @@ def test_a_distilled_corpus_is_not_distilled_again(config, tmp_path, corpus):
     config.data, config.out = config.out, str(tmp_path / "second")
     with pytest.raises(DataError, match=f"give data={corpus}"):
         run(config)
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 def test_what_was_finished_is_used_again(config, monkeypatch, tmp_path):

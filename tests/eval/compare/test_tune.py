@@ -63,9 +63,6 @@ def tiny_tune(out: Path | str, **changes) -> TuneConfig:
     return TuneConfig(**settings)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def test_records_of_samplings_are_never_mixed(tmp_path):
     result = spoken(tmp_path, methods=["car-2", "car-2@t0.5", "car-2@t0"], sampling=WARM)
     tools = tiny_tools()
@@ -84,9 +81,6 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
     assert result["methods"]["car-2@t0"]["sampling"].startswith("temperature 0,")
     assert "sampling" not in result["methods"]["car-2"]
     assert (tmp_path / "compare.txt").read_text().split()[:2] == ["method", "T"]
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def test_prompts_replicate_where_seeds_are_one(tmp_path):
@@ -173,9 +167,6 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     with pytest.raises(DataError, match="far enough"):
         run(tiny_config(tmp_path, prompt_seeds=[5, 2]))
     assert asked == [5, 2]
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -279,9 +270,6 @@ def test_the_command(tmp_path):
         main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])
     config = load_config(TuneConfig, ["--config", "tune_starter"])
     assert (config.split, config.sampling.top_k, config.methods) == ("dev", 10, [])
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):

@@ -201,9 +201,6 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
             load_scorers([bad])
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     """Tiny models in the real formats, by their settings, through a comparison: each scores what
     the vocoder said."""

@@ -59,6 +59,3 @@ def test_sequences_of_sd_have_the_distribution_of_next_token_decoding(source, sa
     assert 0.05 < accepted / proposed < 0.95
     # the test has the power to see a tolerance of 0.4
     assert goodness(sample_with("ssd-eos"), probs, 3) < FALSE_ALARM
-
-
-# --- EOS and limits -------------------------------------------------------------------------------

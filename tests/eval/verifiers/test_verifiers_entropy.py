@@ -22,12 +22,6 @@ from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-
-
 def test_command_writes_and_shows(files, capsys):
     fitting.main(
         [

@@ -1,5 +1,5 @@
-"""PCG by mel frames: groups, distributions of one step, decoding against the oracle, and the
-statistics it needs."""
+"""PCG by mel frames: its groups, and the statistics that it needs. Its rule is that of PCG
+(test_verifiers_rules.py)."""
 
 import math
 from types import SimpleNamespace
@@ -7,22 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from test_verifiers_groups import sets_of
 from tiny_corpora import RATE, tone, toy_prepare, toy_settings, write_manifest
 from tiny_data import ToyTokenizer
 from tiny_decoders import tiny_decoder
-from tiny_verifiers import FALSE_ALARM, tiny_statistics
+from tiny_verifiers import tiny_statistics
 
 from dcar.audio import load_audio, resample
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared
-from dcar.sampling import sample, uniform
 from dcar.voices.features import LogMel
 from eval.analysis.fit_verifiers import mean_mel
 from eval.methods.registry import Models, make_methods
-from eval.methods.spec import MethodSpec
-from eval.verifiers.chain import Uniforms
-from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups, code_vectors
 from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 
@@ -67,118 +63,22 @@ def groups_of(theta: float) -> TokenGroups:
     return build_groups(code_vectors(tiny_decoder(), sounding()), theta)
 
 
-def sets_of(groups: TokenGroups) -> list[list[int]]:
-    return [
-        groups.group_tokens[a:b].tolist()
-        for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)
-    ]
-
-
 @pytest.mark.parametrize("theta", [-0.5, 0.0, 0.6, 0.99])
 def test_groups_equal_brute_force_and_unheard_codes_are_alone(theta):
     found = sets_of(groups_of(theta))
-    assert found == expected_groups(sounding(), theta)
-    assert all([code] in found for code in UNSEEN)
+    assert found == [tuple(ids) for ids in expected_groups(sounding(), theta)]
+    assert all((code,) in found for code in UNSEEN)
     assert max(map(len, found)) > 1 or theta == 0.99
 
 
-class FixedState:
-    """What rules ask of a state: random numbers of one position in many utterances."""
-
-    def __init__(self, count: int, eager: bool, groups):
-        self.eager = eager
-        self.shared = {"groups": groups}
-        self.keys = torch.randint(
-            -(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(1)
-        )
-
-    def sample(self, probs, u):
-        return sample(probs, u)
-
-    def uniform(self, stream, positions):
-        return uniform(self.keys, stream, positions)
-
-    def further(self, stream, positions, number):
-        return uniform(self.keys, stream, positions, number)
-
-    def most(self, counts, bound):
-        return min(int(counts.max()), bound) if self.eager else bound
-
-
-@pytest.mark.parametrize("eager", [True, False], ids=["shapes of the data", "fixed shapes"])
-def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_equation_10(eager):
-    """Acceptance and residual, drawn 40,000 times, against enumeration in loops."""
-    count, groups = 40_000, groups_of(0.5)
-    generator = torch.Generator().manual_seed(2)
-    q, p = (
-        torch.softmax(1.5 * torch.randn(CODES + 1, generator=generator), 0).double()
-        for _ in range(2)
-    )
-    ids, size = sets_of(groups), CODES + 1
-    mine = [[k for k in range(len(ids)) if t in ids[k]] for t in range(size)]
-    q_c, p_c = (
-        [sum(float(probs[t]) / len(mine[t]) for t in group) for group in ids] for probs in (q, p)
-    )
-    over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
-    behind = torch.tensor(
-        [
-            sum(over[k] / sum(over) / q_c[k] for k in mine[t]) * float(q[t]) / len(mine[t])
-            for t in range(size)
-        ],
-        dtype=torch.float64,
-    )
-    keeps = torch.tensor(
-        [sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)]
-    )
-
-    state = FixedState(count, eager, groups)
-    method = GroupVerifier("pcg-mel", HeadDrafter(1), groups)
-    at = torch.full((count,), 7)
-    x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
-    accepted = method.accept(
-        q.expand(count, 1, -1),
-        p.expand(count, 1, -1),
-        x[:, None],
-        EOS,
-        Uniforms(state, at[:, None]),
-    )[:, 0]
-    instead = method.following(
-        q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted
-    )
-    for token in range(size):
-        drawn = x == token
-        assert (
-            stats.binomtest(
-                int(accepted[drawn].sum()), int(drawn.sum()), min(1, float(keeps[token]))
-            ).pvalue
-            > FALSE_ALARM
-        )
-    counts = instead[~accepted].bincount(minlength=size).double()
-    possible = behind > 1e-12
-    assert counts[~possible].sum() == 0 and float(behind.sum()) == pytest.approx(1)
-    assert (
-        stats.chisquare(
-            counts[possible], counts.sum() * behind[possible] / behind[possible].sum()
-        ).pvalue
-        > FALSE_ALARM
-    )
-    assert 0.1 < float(accepted.double().mean()) < 0.99
-
-
-# ------------------------------------------------------------------------------------------- names
-
-
-def test_names_and_mappings():
+def test_groups_by_mel_are_not_those_by_embeddings():
     decoder = tiny_decoder()
     models = Models(
         decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     )
     by_sound, by_embedding = make_methods(["pcg-mel-0.5", "pcg-0.5"], models)
-    assert type(by_sound.method) is GroupVerifier and by_sound.name == "pcg-mel-0.5"
+    assert type(by_sound.method) is GroupVerifier
     assert by_sound.identity["groups"] != by_embedding.identity["groups"]
-    spec = MethodSpec.from_mapping({"method": "pcg-mel", "theta": 0.5, "length": 2})
-    assert str(spec) == "pcg-mel-0.5:2" and MethodSpec.parse(str(spec)) == spec
-    assert MethodSpec.parse("pcg--0.5").method == "pcg"
 
 
 def test_missing_statistics_are_refused():
@@ -199,9 +99,6 @@ def test_frames_are_saved_with_the_other_statistics(tmp_path):
     )
     assert loaded.centred_mel().isnan().any(1).nonzero()[:, 0].tolist() == list(UNSEEN)
     assert torch.allclose(loaded.centred_mel().nanmean(0), torch.zeros(MEL_BANDS), atol=1e-5)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +155,3 @@ def test_fewer_recordings_and_none(corpus, monkeypatch):
     monkeypatch.setattr("eval.analysis.fit_verifiers.source_utterances", lambda data: others)
     with pytest.raises(DataError, match="prepared: u0: "):
         mean_mel(data, "train", ToyTokenizer.vocab_size, limit=2)
-
-
-def test_nan_is_like_nothing():
-    table = torch.ones(4, 3)
-    table[2] = torch.nan
-    assert sets_of(build_groups(table, -0.9)) == [[0, 1, 3], [2], [4]]

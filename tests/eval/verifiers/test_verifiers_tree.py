@@ -16,9 +16,6 @@ from eval.verifiers.vadusa import RankTree, Vadusa, accept, build_tree, expected
 EOS = 12  # of tiny_decoder
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_greedy_construction_is_the_best_tree_of_its_size(seed):
     accuracy = torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)) / 2
@@ -59,9 +56,6 @@ def test_what_a_tree_is_worth():
             )
             total += float(p * q) * length
     assert expected_accepted(small.paths, accuracy) == pytest.approx(total)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def one_node_distribution(q, children, tau, eos):
@@ -181,9 +175,6 @@ def test_the_end_keeps_its_distribution_behind_every_node(seed):
     probs = {node: halves(*rng.choice([(0, 1), (0, 2), (1, 2)])) for node in [(), *paths]}
     for node, ended in ends_in_a_round(paths, probs, 2).items():
         assert ended == probs[node][2], node
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def test_tolerance_has_the_distribution_of_one_node():

@@ -8,7 +8,6 @@ from oracle import best_path
 
 from eval.verifiers.mtp_viterbi import Transitions, choose, count_bigrams
 
-# --------------------------------------------------------------------------------------------------
 
 UTTERANCES = [[0, 1, 1, 2], [0, 1, 0], [3]]
 
@@ -54,9 +53,6 @@ def test_smoothed_rows_are_distributions_and_the_formula_holds():
         assert torch.allclose(q[i], expected, atol=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def all_probs(n, vocabulary, seed):
     probs = torch.rand(2, n, vocabulary, generator=torch.Generator().manual_seed(seed)) ** 3
     return probs / probs.sum(-1, keepdim=True)
@@ -74,6 +70,3 @@ def test_choice_equals_brute_force_over_the_union(n, k, seed):
         )
         assert math.exp(float(score[b])) == pytest.approx(weight, rel=1e-4)
         assert tokens[b].tolist() == path
-
-
-# --------------------------------------------------------------------------------------------------

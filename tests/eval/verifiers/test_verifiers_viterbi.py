@@ -8,7 +8,6 @@ from oracle import best_path
 
 from eval.verifiers.mtp_viterbi import Transitions, choose, count_bigrams
 
-
 UTTERANCES = [[0, 1, 1, 2], [0, 1, 0], [3]]
 
 

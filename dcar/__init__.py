@@ -7,11 +7,7 @@ model.generate("The tide came in.").save("out.wav")
 from importlib import import_module
 from typing import Any
 
-from dcar.home import settle_home
-
 __version__ = "0.1.0"
-
-settle_home()  # before any library asks for it
 
 _WHERE = {
     "load": "dcar.speak.speaker",

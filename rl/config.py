@@ -113,8 +113,8 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     num_iterations: int = setting(1, "Updates on the same rollouts.", minimum=1)
     scale_rewards: str = setting(
         "group",
-        f"Rewards whose standard deviation divides the advantages: {', '.join(SCALES)} (batch: all "
-        "of an update).",
+        "Rewards whose standard deviation divides the advantages; batch: all of an update.",
+        choices=SCALES,
     )
     loss_type: str = setting(
         "grpo", "Way in which the loss is averaged over decisions.", choices=LOSS_TYPES
@@ -282,14 +282,6 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
         for name, s in settings_of(type(self)).items():
             if name in self.REFUSED and as_parsed(getattr(self, name)) != as_parsed(s.default):
                 raise ConfigError(f"{name} has no effect in DCPO; remove it")
-        # TRL also takes true and false
-        self.scale_rewards = {"true": "group", "false": "none"}.get(
-            str(self.scale_rewards).lower(), self.scale_rewards
-        )
-        if self.scale_rewards not in SCALES:
-            raise ConfigError(
-                f"scale_rewards must be one of {', '.join(SCALES)}, not '{self.scale_rewards}'"
-            )
         for name in ("eval_strategy", "save_strategy"):
             if str(getattr(self, name)).lower() == "false":
                 setattr(self, name, "no")

@@ -34,21 +34,13 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
         return config.chunk_range
     try:
         profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        found, made_for = [int(size) for size in profile["range"]], profile["base_checksum"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"guidance {config.guidance}: cannot be read ({error}); run `dcar profile` first"
+            f"guidance {config.guidance}: cannot be read as a guidance profile ({error!r}); run "
+            "`dcar profile` first"
         ) from error
-    found = profile.get("range") if isinstance(profile, dict) else None
-    if (
-        not isinstance(found, list)
-        or not found
-        or not all(isinstance(k, int) and k >= 1 for k in found)
-    ):
-        raise ConfigError(
-            f"guidance {config.guidance}: not a guidance profile, because it contains no range of "
-            "chunk sizes; run `dcar profile` first"
-        )
-    if profile.get("base_checksum") != base_checksum:
+    if made_for != base_checksum:
         raise CheckpointError(
             f"guidance {config.guidance} belongs to another decoder; run `dcar profile` with yours"
         )

@@ -116,34 +116,6 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.3 for line in lines)
 
 
-@pytest.mark.parametrize("tokens_too", [False, True])
-def test_credit_by_likelihood_trains_and_resumes_bit_for_bit(tmp_path, tokens_too):
-    """Rollouts of a third of the lengths that occur cannot be voiced; they are masked."""
-
-    def rewards():
-        heard = LikelihoodReward(ToyCTC(), locate=True)
-        return (
-            [heard, TokenLikelihoodReward(toy_token_recognizer(), locate=True), faster]
-            if tokens_too
-            else [heard]
-        )
-
-    stopped_and_whole(
-        tmp_path,
-        rewards,
-        1,
-        vocoder=ToyVocoder(lambda tokens: len(tokens) % 3 == 0),
-        credit="decision",
-        max_failed_rewards=1.0,
-        num_iterations=2,
-        gradient_accumulation_steps=2,
-    )
-    lines = log_of(tmp_path / "whole")
-    assert any(line.get("failed_rewards", 0) > 0 for line in lines) and all(
-        line.get("loss", 0) < 9 for line in lines
-    )
-
-
 def test_credit_by_likelihood_masks_what_failed(tmp_path):
     trainer = trainer_of(
         tmp_path,

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 import toy_world
-from tiny_pretrained import save_ctc
 from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
-from dcar.recognition.load import load_recognizer
 from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
 from rl.objective import group_advantages
 from rl.rewards import (
@@ -300,18 +298,6 @@ def test_ground_truth_is_measured_once_and_kept(tmp_path):
     again = GroundTruth(path, "toy", items)
     assert again.missing() == [] and again.rates() == truth.rates()
     assert len(GroundTruth(path, "another recogniser", items).missing()) == 9
-
-
-def test_ground_truth_of_a_recogniser_of_the_same_folder_name_is_measured_anew(tmp_path):
-    items, path = toy_items(3), tmp_path / "ground_truth.json"
-    for seed, run in enumerate(("a", "b")):
-        save_ctc(tmp_path / run / "final", seed=seed)
-        recognizer = load_recognizer(f"ctc:{tmp_path / run / 'final'}")
-        truth = GroundTruth(path, recognizer.name, items)
-        assert len(truth.missing()) == 3
-        truth.measure(ToyVocoder(), recognizer)
-        again = load_recognizer(f"ctc:{tmp_path / run / 'final'}")
-        assert GroundTruth(path, again.name, items).missing() == []
 
 
 def test_meter_takes_means_once_at_the_end():

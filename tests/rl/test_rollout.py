@@ -121,15 +121,6 @@ def test_rollouts_are_those_of_utterances_alone(width, bos, changes):
     assert len(lengths) > 3 and len({a for r in got.records for a in r.result.sizes}) > 2
 
 
-def test_a_step_can_hold_an_utterance_twice():
-    """An epoch is filled up from its beginning."""
-    items = ragged_items(2)
-    got = roller(forced_rows="none").collect(
-        random_policy(32, std=0.5), [*items, items[0]], [0, 1, 0], seed=1
-    )
-    assert [r.result.tokens for r in got.records[:4]] == [r.result.tokens for r in got.records[8:]]
-
-
 def test_every_rollout_is_made_with_the_policy_of_the_moment():
     """As the trainer does it: one rollout policy, which takes the trained weights before every
     step."""
@@ -143,7 +134,7 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         taken = objective.taken(probs, got.actions) * got.mask
         recorded = [torch.tensor(r.result.log_probs) for r in got.records]
         assert torch.allclose(
-            taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4
+            taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=2e-5
         )
         actions.append([r.result.sizes for r in got.records])
     assert actions[0] != actions[1] != actions[2]

@@ -14,7 +14,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from dcar.errors import ConfigError, DataError
 from dcar.model.load import load_decoder
-from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from rl.config import DCPOConfig
 from rl.data import load_dataset
 from rl.trainer import DCPOTrainer
@@ -137,30 +136,6 @@ def test_names_are_those_of_trl():
         "epsilon",
         "loss_type",
     }
-
-
-def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
-    decoder = load_decoder(str(files / "base"))
-    policy = HiddenPolicy(
-        HiddenPolicyConfig(
-            decoder.config.hidden_size,
-            4,
-            width=16,
-            num_attention_heads=2,
-            base_checksum=decoder.checksum(),
-        )
-    )
-    trainer = DCPOTrainer(
-        model=policy,
-        reward_funcs="range_penalty",
-        decoder=decoder,
-        args=DCPOConfig(
-            str(files / "run"), data=str(files / "data"), vocoder=str(files / "vocoder"), **SMALL
-        ),
-        recognizer=Listener(),
-    )
-    assert trainer.policy.config.chunk_range == (2, 3)
-    assert policy.config.chunk_range == () and policy.training  # a copy is trained
 
 
 def test_optimisers_are_those_of_transformers(files):

@@ -14,9 +14,8 @@ from tiny_data import counting, tiny_vocoder, write_prepared
 from tiny_decoders import policy_of, tiny_decoder
 from toy_training import Listener
 
-from dcar.config import load_config
 from dcar.decoding import decode
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
 from dcar.model.precision import (
@@ -27,21 +26,15 @@ from dcar.model.precision import (
     precision_of,
 )
 from dcar.sampling import warp
-from dcar.speak.speak import SpeakConfig
 from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from eval.analysis import fit_verifiers
-from eval.compare.run import CompareConfig, run
-from eval.compare.tune import TuneConfig
+from eval.compare.run import run
 from eval.methods.registry import load_models, make_methods
-from eval.speed.run import SpeedConfig
 from heads.checkpoint import Checkpoint
 from heads.policy import ChunkPolicy
-from launch.distil import DistilConfig
-from rl import profile as guidance
 from rl import train as dcpo
-from rl.config import DCPOConfig
 
 HALF = torch.bfloat16
 METHODS = """
@@ -127,30 +120,6 @@ def test_auto_is_bfloat16_on_a_gpu_where_float32_products_run_in_tf32():
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        CompareConfig,
-        TuneConfig,
-        SpeakConfig,
-        SpeedConfig,
-        DistilConfig,
-        DCPOConfig,
-        guidance.ProfileConfig,
-        fit_verifiers.FitConfig,
-        TrainChunkScorerConfig,
-    ],
-)
-def test_every_command_refuses_another_word(config):
-    needed = (
-        ["decoder=x", "data=x"]
-        if config in (guidance.ProfileConfig, fit_verifiers.FitConfig)
-        else []
-    )
-    with pytest.raises(ConfigError, match="dtype .*'float16'"):
-        load_config(config, [*needed, "dtype=float16"])
 
 
 # --- what is rounded ------------------------------------------------------------------------------

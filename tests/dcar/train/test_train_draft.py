@@ -4,14 +4,13 @@ import json
 
 import pytest
 import torch
-from scipy.stats import chi2_contingency
 from tiny_backbones import architecture, tiny_backbone, tiny_prompts
 from tiny_data import CODES, counting, write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
-from dcar.decoding import FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.lora import LoraSettings, add_lora
 from dcar.model.car import CARConfig, CARDecoder
@@ -189,45 +188,6 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
     found = decode(target, prompts, imperfect, greedy)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert 0 < sum(sum(r.accepted) for r in found) < sum(sum(r.proposed) for r in found)
-
-
-def test_the_distribution_of_sd_with_a_language_model_that_drafts():
-    """Another, smaller language model drafts; the third token, after a draft of two, has the
-    distribution of car-1.
-
-    Chi-square of both samples at 1e-6.
-    """
-    target = tiny_backbone(2, sharpen=3)
-    small = tiny_backbone(
-        1,
-        seed=3,
-        sharpen=3,
-        kind="llama",
-        architecture=architecture("llama", num_hidden_layers=1, hidden_size=16),
-    )
-    check_draft(small, target)
-    prompt = tiny_prompts()[3]
-    prompts = [Prompt(f"draw{i}", prompt.text_ids, prompt.prompt_ids) for i in range(1500)]
-    sampling = SamplingConfig(min_tokens=3, max_tokens=3)
-    plain = decode(target, prompts, FixedChunk(1), sampling, seed=1, batch_size=500)
-    drafted = decode(
-        target,
-        prompts,
-        SpeculativeDecoding("sd", ModelDrafter(small, 2)),
-        sampling,
-        seed=2,
-        batch_size=500,
-    )
-    assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.proposed) for r in drafted)
-    table = torch.stack(
-        [
-            torch.bincount(torch.tensor([r.tokens[2] for r in rows]), minlength=CODES)
-            for rows in (plain, drafted)
-        ]
-    )
-    table = table[:, table.sum(0) >= 20]
-    assert table.shape[1] >= 3
-    assert chi2_contingency(table.numpy()).pvalue > 1e-6
 
 
 def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):

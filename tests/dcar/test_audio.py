@@ -247,22 +247,6 @@ def test_a_wav_without_samples_is_empty_whatever_other_chunks_follow(after: byte
         load_audio(empty)
 
 
-@pytest.mark.parametrize(
-    ("container", "codec"),
-    [
-        ("wav", "pcm_s16le"),
-        ("flac", "flac"),
-        ("aiff", "pcm_s16be"),
-        ("au", "pcm_s16be"),
-        ("caf", "pcm_s16be"),
-    ],
-)
-def test_what_ffmpeg_writes_into_a_pipe(container: str, codec: str):
-    written = written_by_ffmpeg(tone(1.0), container, codec, pipe=True)
-    assert audio_seconds(written) == 1
-    np.testing.assert_allclose(load_audio(written)[0], tone(1.0), atol=1e-4)
-
-
 def test_a_flac_without_a_length_that_was_cut_off_is_no_shorter_one():
     written = written_by_ffmpeg(noise(1.0), "flac", "flac", pipe=True)
     for share in (0.5, 0.9):

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import soundfile as sf
-from tiny_corpora import RATE, tone, toy_prepare
+from tiny_corpora import RATE, tone, toy_prepare, toy_settings
 
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared
-from dcar.prepare.run import PrepareConfig
 from dcar.recognition import load
+
+TRAIN = {"corpus": "folder", "splits": ("train",), "dev_fraction": 0, "test_fraction": 0}
 
 
 class Listener:
@@ -34,17 +35,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     out = folder / "out" / "prepared"
-    settings = {
-        "out": str(out),
-        "corpus": "folder",
-        "path": str(folder),
-        "recognizer": "any",
-        "skip_bad": True,
-        "splits": ["train"],
-        "dev_fraction": 0,
-        "test_fraction": 0,
-    }
-    report = toy_prepare(PrepareConfig(**settings))
+    settings = toy_settings(folder, out, **TRAIN, recognizer="any", skip_bad=True)
+    report = toy_prepare(settings)
     assert [p.id for p in report.problems] == ["two", "two"]  # neither audio nor text
     rows = {row["id"]: row for row in load_prepared(out, "train")}
     assert (rows["one"]["text"], rows["three"]["text"]) == ("This was written.", "This was heard.")
@@ -61,7 +53,7 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
         "audio": f"{stat.st_size}:{stat.st_mtime_ns}",
     }
     kept.write_text(kept.read_text().replace("heard.", "corrected."))
-    toy_prepare(PrepareConfig(**settings))
+    toy_prepare(settings)
     assert {r["text"] for r in load_prepared(out, "train")} == {
         "This was written.",
         "This was corrected.",
@@ -69,7 +61,7 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     assert Listener.heard == 1
     kept.write_text('{"id": 1}')
     with pytest.raises(DataError, match="prepared.transcripts.jsonl: "):
-        toy_prepare(PrepareConfig(**settings))
+        toy_prepare(settings)
 
 
 def test_a_recording_that_changed_is_transcribed_again(folder, caplog):
@@ -77,20 +69,13 @@ def test_a_recording_that_changed_is_transcribed_again(folder, caplog):
     caplog.set_level("INFO")
     (folder / "two.wav").unlink()
     sf.write(folder / "four.wav", tone(1.2), RATE)
-    settings = {
-        "out": str(folder / "out" / "prepared"),
-        "corpus": "folder",
-        "path": str(folder),
-        "splits": ["train"],
-        "dev_fraction": 0,
-        "test_fraction": 0,
-    }
-    toy_prepare(PrepareConfig(**settings, recognizer="first"))
+    out = folder / "out" / "prepared"
+    toy_prepare(toy_settings(folder, out, **TRAIN, recognizer="first"))
     assert Listener.heard == 2
     sf.write(folder / "three.wav", tone(1.5), RATE)
-    toy_prepare(PrepareConfig(**settings, recognizer="second"))
+    toy_prepare(toy_settings(folder, out, **TRAIN, recognizer="second"))
     assert Listener.heard == 3
-    rows = {row["id"]: row for row in load_prepared(settings["out"], "train")}
+    rows = {row["id"]: row for row in load_prepared(out, "train")}
     assert rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by second)"
     assert rows["four"]["source"] == f"{folder / 'four.wav'} (transcribed by first)"
     assert "transcripts by first (1), second (1) are used" in caplog.text
@@ -99,10 +84,5 @@ def test_a_recording_that_changed_is_transcribed_again(folder, caplog):
 
 def test_where_nothing_can_listen(folder):
     with pytest.raises(ConfigError, match="2 recordings"):
-        toy_prepare(
-            PrepareConfig(
-                out=str(folder / "p"), corpus="folder", path=str(folder), recognizer="any"
-            ),
-            process_index=0,
-            num_processes=2,
-        )
+        settings = toy_settings(folder, folder / "p", corpus="folder", recognizer="any")
+        toy_prepare(settings, process_index=0, num_processes=2)

@@ -128,12 +128,10 @@ def test_libriheavy_full_manifest(tmp_path, place):
             json.dumps(libriheavy_line("small/100/book/01_0", 1.0, 1.0, relative, 2.0)) + "\n"
         )
     [row], problems = read_corpus("libriheavy", manifest, audio_root=root)
-    assert (
-        problems == []
-        and row.split == "train"
-        and row.text == '"But why?" she asked.'
-        and row.speaker == "100"
-    )
+    assert problems == []
+    assert row.split == "train"
+    assert row.text == '"But why?" she asked.'
+    assert row.speaker == "100"
     # the second second, not the first
     np.testing.assert_allclose(row.load()[0], tone(1.0, 500), atol=1e-3)
 
@@ -234,11 +232,9 @@ def test_seed_tts_eval_list(tmp_path):
         ("p1-b", "Speak that.", "b.wav"),
     ]
     assert rows[0].prompt_text == "The prompt." and rows[0].load_prompt() is not None
-    assert (
-        ":3:" in str(problems[0])
-        and "no recording" in str(problems[0])
-        and ":4:" in str(problems[1])
-    )
+    assert ":3:" in str(problems[0])
+    assert "no recording" in str(problems[0])
+    assert ":4:" in str(problems[1])
     assert validate_corpus(rows, 0.3, 28) == []
 
 

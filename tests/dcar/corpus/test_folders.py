@@ -149,11 +149,9 @@ def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
     for name in ("anna/._ONE.WAV", "anna/._ONE.TXT", "bob/._list.csv"):
         (folder / name).write_bytes(b"\0\5\x16\7\xff")
     rows, problems = read_corpus("folder", folder)
-    assert (
-        not problems
-        and next((u.id, u.text) for u in rows) == ("anna-ONE", "This is one.")
-        and len(rows) == 5
-    )
+    assert not problems
+    assert next((u.id, u.text) for u in rows) == ("anna-ONE", "This is one.")
+    assert len(rows) == 5
     assert "2 files named ._NAME" in caplog.text
     items = items_of(ScoreConfig(audio=str(folder / "anna")))
     assert [(i.audio.name, i.text) for i in items] == [

@@ -73,10 +73,8 @@ def test_columns_are_those_of_the_rows(rows, at_once, monkeypatch):
     monkeypatch.setattr(columns, "READ_AT_ONCE", at_once)
     split = Split.of(rows)
     assert held(split) == slow(rows)
-    assert (
-        split.largest_token == max(map(max, filter(len, rows["speech"])))
-        and split.largest_text_id == 3
-    )
+    assert split.largest_token == max(map(max, filter(len, rows["speech"])))
+    assert split.largest_text_id == 3
     part = Split.of(rows.select([4, 2, 40]))  # indices of a filter or a slice
     assert held(part) == slow(rows.select([4, 2, 40]))
     nothing = Split.of(rows.select([]))
@@ -94,10 +92,8 @@ def test_a_split_followed_by_another(rows):
     both = datasets.concatenate_datasets([first, other])
     joined, whole = Split.of(first).followed_by(Split.of(other), both), Split.of(both)
     for name, column in joined.columns.items():
-        assert (
-            column.tolist() == whole.columns[name].tolist()
-            and column.dtype == whole.columns[name].dtype
-        )
+        assert column.tolist() == whole.columns[name].tolist()
+        assert column.dtype == whole.columns[name].dtype
     assert (joined.largest_token, joined.largest_text_id) == (
         whole.largest_token,
         whole.largest_text_id,

@@ -90,10 +90,8 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
     )
     info, before = prepared_info("long"), load_prepared(data, "train")
     after = load_prepared("long", "train")
-    assert (
-        info.content["joined"]["from"] == [str(data)]
-        and info.content["joined"]["settings"]["share"] == 1
-    )
+    assert info.content["joined"]["from"] == [str(data)]
+    assert info.content["joined"]["settings"]["share"] == 1
     assert info.counts["train"]["utterances"] == len(after) < 12
     assert (
         info.counts["train"]["tokens"]

@@ -111,11 +111,9 @@ def test_bad_rows_and_repeated_ids(tmp_path):
             toy_prepare(config(path, tmp_path / "p"))
     skipped = ToyTokenizer()
     report = toy_prepare(config(path, tmp_path / "p", skip_bad=True), skipped)
-    assert (
-        skipped.batches == []
-        and len(report.problems) == 2
-        and report.counts["train"]["utterances"] == 4
-    )
+    assert skipped.batches == []
+    assert len(report.problems) == 2
+    assert report.counts["train"]["utterances"] == 4
     twice = manifest(tmp_path / "d", name="d.jsonl", id="u5")
     with pytest.raises(DataError, match="(?s)1 .*'u5'"):
         toy_prepare(config(twice, tmp_path / "q", skip_bad=True))

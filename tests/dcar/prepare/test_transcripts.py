@@ -40,10 +40,8 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     assert [p.id for p in report.problems] == ["two", "two"]  # neither audio nor text
     rows = {row["id"]: row for row in load_prepared(out, "train")}
     assert (rows["one"]["text"], rows["three"]["text"]) == ("This was written.", "This was heard.")
-    assert (
-        rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by any)"
-        and Listener.heard == 1
-    )
+    assert rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by any)"
+    assert Listener.heard == 1
     kept = out.with_name("prepared.transcripts.jsonl")
     stat = (folder / "three.wav").stat()
     assert json.loads(kept.read_text()) == {

@@ -158,9 +158,8 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
     by_id = {r["id"]: r for r in rows}
     for item, row in zip(items, rows, strict=True):
         source = by_id[item.prompt_utterance_id]
-        assert (
-            item.utterance_id == row["id"] and item.speaker == row["speaker"] == source["speaker"]
-        )
+        assert item.utterance_id == row["id"]
+        assert item.speaker == row["speaker"] == source["speaker"]
         assert (source["id"] == row["id"]) == (row["speaker"] == "alone")
         np.testing.assert_array_equal(
             item.speaker_embedding, np.asarray(source["voice"], np.float32)

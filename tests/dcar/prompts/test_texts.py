@@ -21,10 +21,8 @@ def test_the_shipped_lists_are_what_their_description_says():
         "long": 80,
     }
     lines = text_list("hard").read_text().splitlines()
-    assert (
-        all(line.isascii() for line in lines)
-        and len(set(lines)) == len({t.id for t in texts}) == 200
-    )
+    assert all(line.isascii() for line in lines)
+    assert len(set(lines)) == len({t.id for t in texts}) == 200
     lengths = [len(line.split("\t")[1].split()) for line in lines if line.startswith("long")]
     assert 30 <= min(lengths) < 35 and 55 < max(lengths) <= 60
     # numbers are measured as they are said

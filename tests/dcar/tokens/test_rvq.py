@@ -58,9 +58,8 @@ def test_sound_of_a_batch_is_that_of_its_rows(spec):
     lengths = torch.tensor([40, 12, 3, 7, 0, 12])
     padded = codes.where(torch.arange(40) < lengths[:, None, None], -1)  # padding is no code
     waves = codec.decode_layers(padded, lengths)
-    assert (
-        waves.shape == (6, 40 * codec.sample_rate / codec.rate_hz) and waves.dtype == torch.float32
-    )
+    assert waves.shape == (6, 40 * codec.sample_rate / codec.rate_hz)
+    assert waves.dtype == torch.float32
     for row, wave, length in zip(codes, waves, lengths.tolist(), strict=True):
         end = round(length * codec.sample_rate / codec.rate_hz)
         assert not wave[end:].any()

@@ -26,6 +26,7 @@ from dcar.corpus.rows import (
     files_in,
     known_split,
     line_rows,
+    note_one_speaker,
 )
 from dcar.errors import DataError
 
@@ -96,10 +97,12 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
         )
     try:
         spoken, speaker = _words(cut)
+        if speaker is None:
+            note_one_speaker(source.rpartition(":")[0])
         return Utterance(
             name,
             spoken,
-            speaker,
+            "unknown" if speaker is None else str(speaker),
             _audio(cut, roots),
             split=split,
             duration=float(cut["duration"]),
@@ -114,7 +117,7 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
         ) from broken
 
 
-def _words(cut: dict[str, Any]) -> tuple[str, str]:
+def _words(cut: dict[str, Any]) -> tuple[str, Any]:
     """Return text and speaker of the cut's supervisions, in the order of speech. Raises BadRow for
     words that are not in the cut."""
     supervisions = sorted(cut.get("supervisions") or [], key=lambda s: float(s["start"]))
@@ -139,7 +142,7 @@ def _words(cut: dict[str, Any]) -> tuple[str, str]:
     if len(speakers) > 1:
         raise BadRow(f"has {len(speakers)} speakers; trim cuts to supervisions first")
     [speaker] = speakers
-    return " ".join(texts), "unknown" if speaker is None else str(speaker)
+    return " ".join(texts), speaker
 
 
 def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegment:

@@ -27,6 +27,7 @@ from dcar.corpus.rows import (
     files_in,
     first_file,
     known_split,
+    note_one_speaker,
     note_unused,
     row_of,
 )
@@ -209,6 +210,8 @@ def _table(file: Path) -> Iterator[Row]:
             )
             if not recording:
                 raise BadRow(f"no recording in the column {header[audio or 0]}", name)
+            if not who:
+                note_one_speaker(str(file))
             return _utterance(
                 name or Path(recording).stem,
                 said,

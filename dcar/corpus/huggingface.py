@@ -18,6 +18,7 @@ from dcar.corpus.rows import (
     encoded_audio,
     files_in,
     known_split,
+    note_one_speaker,
     note_unused,
 )
 from dcar.errors import DataError
@@ -105,10 +106,13 @@ def _utterance(
         return Problem(
             uid, source, f"column {text!r} holds {type(row[text]).__name__}, expected a string"
         )
+    who = row[speaker] if speaker else None
+    if who is None:
+        note_one_speaker(source.rpartition(":")[0])
     return Utterance(
         uid,
         row[text],
-        str(row[speaker]) if speaker and row[speaker] is not None else "unknown",
+        "unknown" if who is None else str(who),
         audio,
         split=canonical_split(str(row[own])) if own and row[own] else split,
         source=source,

@@ -218,6 +218,16 @@ def note_unused(where: str, columns: tuple[str, ...]) -> None:
         logger.warning("%s: columns that are not used: %s", where, ", ".join(columns))
 
 
+@cache
+def note_one_speaker(where: str) -> None:
+    """Log that a table has rows without a speaker, once for each table."""
+    logger.warning(
+        "%s: rows without a speaker count as one person; name the speakers if there are several, "
+        "because the voice of an utterance is taken from another one of its speaker",
+        where,
+    )
+
+
 def is_companion(path: Path) -> bool:
     """Return True for a file in which macOS keeps the attributes of another, on disks and in
     archives that have none."""

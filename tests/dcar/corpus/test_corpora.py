@@ -182,6 +182,15 @@ def test_cuts_that_would_have_to_be_computed_or_make_no_sense_are_bad_rows(tmp_p
         assert str(problem).startswith(f"{manifest}:{number}: ") and message in str(problem)
 
 
+def test_a_cut_without_a_speaker_is_noted(tmp_path, caplog):
+    cut = libriheavy_line("a", 0, 1.0, "a.wav", 1.0)
+    del cut["supervisions"][0]["speaker"]
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(cut))
+    [[row], _] = read_corpus("lhotse", tmp_path / "cuts.jsonl")
+    assert row.speaker == "unknown"
+    assert "cuts.jsonl: rows without a speaker" in caplog.text
+
+
 def test_cuts_that_do_not_fit_their_recording_are_named(tmp_path):
     """A stretch that is not in it, and a sample rate that it does not have."""
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)

@@ -160,7 +160,7 @@ def test_splits_of_parquet_files_are_those_of_their_names_and_folders(streaming:
         assert [u.split for u in load_corpus("datasets", folder / inner)] == ["test"]
 
 
-def test_hugging_face_paths_and_bad_rows(tmp_path):
+def test_hugging_face_paths_and_bad_rows(tmp_path, caplog):
     path = str(tmp_path / "a.wav")
     sf.write(path, tone(1.2), RATE)
     audio = [
@@ -176,6 +176,7 @@ def test_hugging_face_paths_and_bad_rows(tmp_path):
     rows, [problem] = read_corpus("datasets", tmp_path / "hf.parquet")
     assert problem.source.rpartition(":")[2] == "4" and "'sentence'" in problem.message
     assert rows[0].speaker == "unknown"
+    assert caplog.text.count("hf.parquet: rows without a speaker") == 1
     found = {p.id: p.message for p in validate(rows, 0.5, 5)}
     assert list(found) == ["hf_0000001", "hf_0000002"]
     assert "'audio'" in found["hf_0000001"] and "/no/such.wav" in found["hf_0000002"]

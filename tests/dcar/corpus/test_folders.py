@@ -177,13 +177,14 @@ def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
     assert "train-clean-100" in caplog.text
 
 
-def test_a_relative_path_names_the_same_speakers(folder, monkeypatch):
+def test_a_relative_path_names_the_same_speakers(folder, monkeypatch, caplog):
     """Below "." and in list.csv, speakers once had no name."""
     (folder / "list.csv").write_text("audio,text\nthree.WAV,One.\n")
     (folder / "metadata.csv").write_text("three|One.\n")
     monkeypatch.chdir(folder)
     for kind, path in (("folder", "list.csv"), ("ljspeech", ".")):
         assert [u.speaker for u in read_corpus(kind, path)[0]] == ["voices"]
+    assert f"{folder}/list.csv: rows without a speaker" in caplog.text
 
 
 def test_bad_rows_and_tables(folder):

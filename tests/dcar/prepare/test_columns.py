@@ -189,10 +189,15 @@ def test_eight_prompts_cost_eight_rows(many, read):
     assert 8 < sum(read) <= 8 * 3  # the row, and twice that of its prompt
 
 
+@pytest.fixture
+def without_models(monkeypatch):
+    for name in ("load_recognizer", "load_scorers", "vocoder_for", "vocoder_identity"):
+        monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: {})
+
+
+@pytest.mark.usefixtures("without_models")
 @pytest.mark.parametrize("texts", ["split", "short"])
-def test_a_comparison_reads_what_it_speaks(many, read, texts, monkeypatch):
-    for name in ("load_recognizer", "load_similarity", "vocoder_for", "vocoder_identity"):
-        monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: None)
+def test_a_comparison_reads_what_it_speaks(many, read, texts):
     tools = load_tools(
         CompareConfig(
             data=many, split="train", decoder="starter", limit=4, texts=[texts], prompt_seeds=[0, 5]
@@ -205,9 +210,8 @@ def test_a_comparison_reads_what_it_speaks(many, read, texts, monkeypatch):
     assert sum(read) <= 2 * 3 * spoken + 60 + 2 * 20
 
 
-def test_part_of_a_list_keeps_its_prompts(many, monkeypatch):
-    for name in ("load_recognizer", "load_similarity", "vocoder_for", "vocoder_identity"):
-        monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: None)
+@pytest.mark.usefixtures("without_models")
+def test_part_of_a_list_keeps_its_prompts(many):
     config = CompareConfig(data=many, split="train", decoder="starter", limit=4)
     few = load_tools(replace(config, texts=["split", "short:10"]), "cpu")
     whole = load_tools(replace(config, texts=["short"]), "cpu")

@@ -57,27 +57,33 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def verdict(result: dict[str, Any]) -> list[str]:
     """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each set
-    of texts; none if one of the two was not compared. Of several policies, the first of those with
-    most candidates is taken, whatever its errors."""
+    of texts, and one more for each further sampling of CAR-k; none if one of the two was not
+    compared. Of several policies, the first of those with most candidates is taken, whatever its
+    errors."""
     return [
         f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}: "
         f"{'; '.join(map(difference, pairs))}."
         for measured in (result, *result["more_texts"])
-        if (pairs := _policy_pairs(measured))
+        for pairs in _policy_pairs(measured)
     ]
 
 
-def _policy_pairs(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the comparisons of DCAR with CAR-k, the one at equal tokens per pass first."""
+def _policy_pairs(measured: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return the comparisons of DCAR with CAR-k at the same sampling, then with CAR-k at others;
+    of each, the one at equal tokens per pass first."""
     families = group_families(measured["rows"])
-    fixed = {family.sampling: family for family in families if family.method == "car"}
-    policies = [f for f in families if f.method == "dcar" and f.sampling in fixed]
+    fixed = [family for family in families if family.method == "car"]
+    samplings = [family.sampling for family in fixed]
+    policies = [f for f in families if f.method == "dcar" and f.sampling in samplings]
     if not policies:
         return []
     chosen = max(policies, key=lambda f: (not f.sampling, f.num_candidates))
-    sides = (chosen.label, fixed[chosen.sampling].label)
-    pairs = [p for p in measured["equal_speed"] if (p["a"], p["b"]) == sides]
-    return sorted(pairs, key=lambda p: p["axis"] != "tokens_per_pass")
+    fixed.sort(key=lambda family: family.sampling != chosen.sampling)
+    pairs = sorted(measured["equal_speed"], key=lambda p: p["axis"] != "tokens_per_pass")
+    of_baselines = [
+        [p for p in pairs if (p["a"], p["b"]) == (chosen.label, family.label)] for family in fixed
+    ]
+    return list(filter(None, of_baselines))
 
 
 def terminal_text(result: dict[str, Any], folder: Path) -> str:

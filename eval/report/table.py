@@ -233,6 +233,7 @@ def short_table(result: dict[str, Any]) -> list[str]:
         ("WER %", _of("wer", percent, 1)),
         ("95 % CI", _of("wer_ci", interval, 1)),
         *map(elsewhere, result["more_texts"]),
+        VARIETY,
         ("tok/pass", _of("tokens_per_pass")),
         ("RTF", _of("rtf", number, 3)),
         *clock,

@@ -171,6 +171,21 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
     assert not verdict({**result, "rows": [r for r in result["rows"] if r["method"] != "dcar"]})
 
 
+def test_the_verdict_has_a_sentence_for_each_temperature_of_fixed_sizes(result):
+    fixed = [r for r in result["rows"] if r["method"].startswith("car-")]
+    cool = [{**r, "settings": {**r["settings"], "temperature": 0.5}} for r in fixed]
+    pairs = [p for p in result["equal_speed"] if (p["a"], p["b"]) == ("DCAR", "CAR-k")]
+    said = verdict(
+        {
+            **result,
+            "rows": [*cool, *result["rows"]],
+            "equal_speed": [{**p, "b": "CAR-k (T 0.5)"} for p in pairs] + result["equal_speed"],
+        }
+    )
+    assert said[:1] == verdict(result) and len(said) == 2
+    assert said[1] == said[0].replace("CAR-k:", "CAR-k (T 0.5):")
+
+
 def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     wide = {**result["rows"][-1], "method": "dcar@" + "name" * 20 + "@n16@d-0.5"}
     text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))

@@ -91,7 +91,12 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     Raises DataError, AudioError, ConfigError.
     """
     order = np.random.default_rng(config.seed)
-    utterances = _utterances(config, config.split or None)
+    rows, problems = read_corpus(config.corpus, config.path)
+    _leave_out(problems, config.skip_bad)
+    utterances = _of_split(rows, config.split or None, config)
+    held_out = []
+    if config.report_utterances:
+        held_out = _of_split(rows, REPORT_SPLIT if config.split else None, config)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     encoder: StateEncoder = WhisperEncoder(device=own_device(config.device))
     if config.encoder != encoder.name:
@@ -113,7 +118,6 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     tokenizer.save_pretrained(config.out)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
     if config.report_utterances:
-        held_out = _utterances(config, REPORT_SPLIT if config.split else None)
         chosen = [held_out[i] for i in order.permutation(len(held_out))]
         good = usable(chosen, encoder.max_seconds, config.skip_bad)
         report |= describe_codes(tokenizer, [u for u, _ in islice(good, config.report_utterances)])
@@ -124,15 +128,17 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     return report
 
 
-def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance]:
-    utterances, problems = read_corpus(config.corpus, config.path)
-    _leave_out(problems, config.skip_bad)
-    found = [u for u in utterances if split in (None, u.split)]
+def _of_split(
+    rows: Sequence[Utterance], split: str | None, config: FitTokenizerConfig
+) -> list[Utterance]:
+    """Return the utterances of a split; None: of all. Raises DataError if there are none."""
+    found = [u for u in rows if split in (None, u.split)]
     if not found:
+        hint = ", or report_utterances=0" if split == REPORT_SPLIT else ""
         raise DataError(
             f"fit-tokenizer: the {config.corpus} corpus {config.path or ''} has no utterances in "
             f"split {split}; if the corpus has no splits, set split= (the whole "
-            "corpus), or give lists of ids (docs/data.md)"
+            f"corpus){hint}, or give lists of ids (docs/data.md)"
         )
     return found
 
@@ -298,7 +304,8 @@ def information(
     speakers: Sequence[str],
     vocab_size: int,
 ) -> dict[str, float]:
-    """Return the bits per code that the phoneme and the speaker predict on held-out utterances.
+    """Return the bits per code that the phoneme and the speaker predict on held-out utterances;
+    nothing for fewer than two.
 
     For a label x with p(code | x) estimated on one half of the utterances, this is the mean over
     the other half of log2 p(code | x) / p(code), averaged over both directions. Speakers label
@@ -311,6 +318,9 @@ def information(
     """
     sequences = [phoneme_states(text) for text in texts]
     keep = [i for i, c in enumerate(codes) if len(c) >= len(sequences[i])]
+    if len(keep) < 2:
+        logger.warning("%d utterances are too few to estimate the bits per code", len(keep))
+        return {}
     halves = keep[::2], keep[1::2]
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
     voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]

@@ -4,6 +4,7 @@ synthetic audio."""
 import dataclasses
 import hashlib
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -150,6 +151,16 @@ def test_bad_rows_stop_the_fit_or_are_left_out(tmp_path, caplog):
     assert load_tokenizer(tmp_path / "out").vocab_size == 4
     for stem in ("train-clean-100/100/7000/100_7000_000002_000000.wav", "_000003_", "_000001_"):
         assert stem in caplog.text
+    # one utterance is too few for the bits of the report
+    assert "phoneme_bits" not in fit(
+        FitTokenizerConfig(**settings, skip_bad=True, report_utterances=1)
+    )
+    shutil.rmtree(data / "dev-clean")
+    # once said after the fit
+    none = FitTokenizerConfig(**{**settings, "out": str(tmp_path / "none")}, skip_bad=True)
+    with pytest.raises(DataError, match="no utterances in split dev.*report_utterances=0"):
+        fit(none)
+    assert not (tmp_path / "none").exists()
     (tmp_path / "metadata.csv").write_text("one|One.\n")
     lists = FitTokenizerConfig(**{**settings, "corpus": "ljspeech", "path": str(tmp_path)})
     with pytest.raises(DataError, match="no utterances in split train.*lists of ids"):

@@ -13,7 +13,6 @@ fill the log.
 import contextlib
 import io
 import logging
-import math
 import re
 import stat
 import threading
@@ -90,7 +89,9 @@ _noted: set[str] = set()
 _noted_lock = threading.Lock()
 
 
-def _note(kind: str, message: str) -> None:
+def note(kind: str, message: str) -> None:
+    """Log a message: as a warning the first time in a process that it is of this kind, else at
+    debug level."""
     with _noted_lock:
         first = kind not in _noted
         _noted.add(kind)
@@ -339,10 +340,6 @@ def load_segment(
     """
     name = _name(str(path), where)
     _file_size(path, name)
-    if not (math.isfinite(start) and math.isfinite(duration)):
-        raise AudioError(
-            f"{name}: impossible stretch from {start} of {duration} s; correct the manifest"
-        )
     with _reading(name), _sound_files(str(path), name) as files:
         decoded = None
         if len(files) == 1:
@@ -402,7 +399,7 @@ def _checked(
             "contains unscaled integers: scale and save it again"
         )
     if samples.shape[1] > 1:
-        _note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
+        note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
     wave = np.ascontiguousarray(samples.mean(axis=1, dtype=np.float32))
     if float(np.abs(wave).max()) < SILENCE_PEAK:
         cancel = " after averaging its channels, which cancel" if loudest >= SILENCE_PEAK else ""
@@ -411,7 +408,7 @@ def _checked(
         )
     if sample_rate is not None and sample_rate != rate:
         if rate < sample_rate:
-            _note(
+            note(
                 f"rate {rate}",
                 f"{name}: resampled from {rate} Hz to {sample_rate} Hz; the upper band stays empty",
             )
@@ -485,7 +482,7 @@ def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
             f"{path}: the waveform contains NaN or infinite samples; nothing was written"
         )
     if float(np.abs(wave).max()) > 1.0:
-        _note("clipped", f"{path}: samples beyond ±1 clipped")
+        note("clipped", f"{path}: samples beyond ±1 clipped")
         wave = np.clip(wave, -1.0, 1.0)
     with audio_writer(path, sample_rate) as write:
         write(wave)

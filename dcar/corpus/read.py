@@ -8,7 +8,6 @@ returns the parts of a corpus, to be read one row at a time. Validation decodes 
 phonemises every text; every bad row is reported with file and line.
 """
 
-import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.audio import ENCODER_SAMPLE_RATE, note
 from dcar.corpus import cuts, folders, layouts, libritts
 from dcar.corpus.huggingface import dataset_parts
 from dcar.corpus.rows import (
@@ -35,8 +34,6 @@ from dcar.corpus.rows import (
 from dcar.errors import AudioError, DataError, TextError
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
-
-logger = logging.getLogger(__name__)
 
 READERS = {
     "starter": layouts.starter_parts,
@@ -199,22 +196,13 @@ def validate_corpus(
     that is unreadable, shorter than 1 s or longer than max_seconds.
 
     One row may have several problems. All audio is decoded, `num_workers` files at a time.
-    Recordings with a lower sample rate than speech encoders use are not a problem, but a warning
-    states their number.
     """
-    if not 0 <= min_seconds < max_seconds:
-        raise DataError(
-            f"durations from {min_seconds} to {max_seconds} s: need 0 <= min_seconds < max_seconds"
-        )
     problems: list[Problem] = []
     first: dict[str, str] = {}
-    low = []
-    with ThreadPoolExecutor(max(1, num_workers)) as pool:
+    with ThreadPoolExecutor(num_workers) as pool:
 
-        def look(u: Utterance) -> tuple[list[Problem], int | None]:
-            found, decoded, _ = examine(u, min_seconds, max_seconds)
-            # of the audio its rate alone, or all would be in memory
-            return found, decoded[1] if decoded else None
+        def look(u: Utterance) -> list[Problem]:
+            return examine(u, min_seconds, max_seconds)[0]  # without the audio, which fills memory
 
         looked = tqdm(
             pool.map(look, utterances),
@@ -223,7 +211,7 @@ def validate_corpus(
             unit="utt",
             disable=not progress,
         )
-        for u, (found, rate) in zip(utterances, looked, strict=True):
+        for u, found in zip(utterances, looked, strict=True):
             if u.id in first:
                 problems.append(
                     Problem(
@@ -234,18 +222,6 @@ def validate_corpus(
                 )
             first.setdefault(u.id, u.source)
             problems += found
-            if rate is not None and rate < ENCODER_SAMPLE_RATE:
-                low.append(rate)
-    if low:
-        logger.warning(
-            "%d of %d recordings have a sample rate below %d Hz (lowest %d): they lack all sound "
-            "above half their rate, and their tokens may lose words; measure that with `dcar "
-            "analyse what=vocoder`",
-            len(low),
-            len(utterances),
-            ENCODER_SAMPLE_RATE,
-            min(low),
-        )
     return problems
 
 
@@ -253,7 +229,7 @@ def examine(
     u: Utterance, min_seconds: float, max_seconds: float
 ) -> tuple[list[Problem], Decoded | None, Decoded | None]:
     """Return the problems of an utterance, and its audio and its prompt's as decoded (waveform,
-    rate), None if there is none."""
+    rate), None if there is none. A sample rate below that of encoders is noted, once for each."""
     problems = []
     decoded = prompt = None
 
@@ -270,6 +246,13 @@ def examine(
     try:
         decoded = u.load()
         seconds = len(decoded[0]) / decoded[1]
+        if decoded[1] < ENCODER_SAMPLE_RATE:
+            note(
+                f"low rate {decoded[1]}",
+                f"{u.source}: {decoded[1]} Hz: recordings below {ENCODER_SAMPLE_RATE} Hz lack all "
+                "sound above half their rate, and their tokens may lose words; measure that with "
+                "`dcar analyse what=vocoder`",
+            )
         if not min_seconds <= seconds <= max_seconds:
             report(
                 f"utterance {u.id}: {seconds:.2f} s, outside {min_seconds:g}…{max_seconds:g} s; "

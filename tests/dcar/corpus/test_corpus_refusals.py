@@ -6,7 +6,7 @@ import datasets
 import pytest
 from tiny_corpora import write_libritts
 
-from dcar.corpus.read import corpus_parts, load_corpus, read_corpus, validate_corpus
+from dcar.corpus.read import corpus_parts, load_corpus, read_corpus
 from dcar.errors import DataError
 
 
@@ -65,7 +65,6 @@ def test_unusable_settings_say_so(folder, monkeypatch):
     for ask, words in (
         (lambda: read_corpus("libritts", libritts, subsets=["train-clean-960"]), "train-clean-960"),
         (lambda: read_corpus("ljspeech", libritts, subsets=["dev-clean"]), "libritts"),
-        (lambda: validate_corpus([], 5, 1), "min_seconds"),
         (lambda: corpus_parts("datasets", "nobody/nothing:clean"), hub),
         (lambda: corpus_parts("datasets", "nobody/nothing:clean", streaming=True), hub),
     ):

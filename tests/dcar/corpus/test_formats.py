@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -12,6 +13,8 @@ from tiny_corpora import (
     RATE,
     encoded,
     tone,
+    toy_prepare,
+    toy_settings,
     write_libritts,
     write_manifest,
     write_parquets,
@@ -125,10 +128,13 @@ def test_what_is_written_is_read(name, tmp_path, monkeypatch):
     assert stamps == [json.dumps(part.stamp) for part in corpus_parts(kind, tmp_path / "c", **how)]
 
 
-def test_recordings_of_a_low_rate_are_warned_of(tmp_path, caplog):
-    """No bad rows, but their number is told; 16 kHz is what encoders read."""
+def test_a_low_rate_is_warned_of(tmp_path, caplog):
+    """It is no bad row, streamed or not; 16 kHz is what encoders read."""
     recordings(tmp_path / "c")
-    rows = [row for part in corpus_parts("folder", tmp_path / "c") for row in part.rows()]
-    assert validate_corpus(rows, 0.5, 5) == []
-    [warning] = [m for m in caplog.messages if "16000" in m]
-    assert warning.startswith("1 of 4 recordings") and "8000" in warning
+    caplog.set_level("DEBUG", "dcar.audio")
+    for stream in (False, True):
+        caplog.clear()
+        settings = toy_settings(tmp_path / "c", tmp_path / "p", corpus="folder", stream=stream)
+        toy_prepare(replace(settings, splits=("train",)))
+        [note] = [m for m in caplog.messages if "16000" in m]
+        assert note.startswith(f"{tmp_path}/c/anna/one.wav: 8000 Hz")

@@ -125,7 +125,7 @@ CHOICES = {
                 "measure the loss of words and voices through tokens and vocoder",
             ),
             "swap": (
-                "eval.analysis.swap",
+                "eval.compare.swap",
                 "measure the loss of speech if tokens are swapped within PCG's groups",
             ),
             "heads": (

@@ -248,9 +248,11 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     )
 
 
-def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
+def run(
+    config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry] = ()
+) -> dict[str, Any]:
     """Run a comparison and return the content of compare.json (on every process). `tools` replaces
-    what the config would load.
+    what the config would load; more: methods that have no name to list.
 
     Raises ConfigError, DataError, CheckpointError. Finished records stay in `out`, and the next run
     uses them.
@@ -260,7 +262,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     if state.is_main_process and tools is None:
         logger.info("loading models")
     tools = tools or load_tools(config, own_device(config.device))
-    comparison = Comparison(config, tools, state, meeting)
+    comparison = Comparison(config, tools, state, meeting, more)
     if state.is_main_process and comparison.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table
         logger.warning(comparison.training)
@@ -278,7 +280,14 @@ class Comparison:
     """Comparison in progress: the methods, the records they make, and the files written from
     these."""
 
-    def __init__(self, config: CompareConfig, tools: Tools, state: PartialState, meeting: Meeting):
+    def __init__(
+        self,
+        config: CompareConfig,
+        tools: Tools,
+        state: PartialState,
+        meeting: Meeting,
+        more: Sequence[Entry],
+    ):
         self.config, self.tools, self.state, self.meeting = config, tools, state, meeting
         self.out = Path(config.out)
         tools.choose(config.limit, config.prompt_seeds)
@@ -286,7 +295,7 @@ class Comparison:
             raise DataError(
                 f"split '{config.split}' of {config.data} has no utterances to compare on"
             )
-        self.entries = make_methods(config.methods, tools.models, config.sampling)
+        self.entries = [*make_methods(config.methods, tools.models, config.sampling), *more]
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
             self.entries = self.tuned.beside(self.entries)

@@ -144,7 +144,7 @@ class WholeCorpus:
         jobs: dict[str, list[Job]] = {}
         for split, rows in self.chosen.items():
             good = [u for u in rows if (u.id, u.source) not in bad]
-            jobs[split] = [Job(u, split, speed) for speed in speeds_of(split, config) for u in good]
+            jobs[split] = [Job(u, speed) for speed in speeds_of(split, config) for u in good]
         twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
         if twice:  # a copy of A at 0.9 has the id A@0.9, which an utterance may have as well
             raise DataError(
@@ -221,7 +221,7 @@ class StreamedCorpus:
             if found or audio is None:
                 continue
             loaded[u.source] = audio, prompt
-            jobs[split] += [Job(u, split, speed) for speed in speeds_of(split, config)]
+            jobs[split] += [Job(u, speed) for speed in speeds_of(split, config)]
         return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept))
 
 

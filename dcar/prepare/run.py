@@ -149,35 +149,22 @@ def _write_chunks(
         tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
         worker_pool(workers(config.num_proc)) as pool,
     ):
-        for (name, rows, _), found, recordings in one_ahead(
+        for chunk, record, recordings in one_ahead(
             _read(chunks, config, work, input_rate(tokenizer), encoder, pool)
         ):
-            mine.append(name)
-            if found is None:
-                bar.update(rows)
-                continue
-            shards = {split: f"{split}-{name}.parquet" for split in recordings}
-            files = {}
-            for split, file in shards.items():
-                table = tokenise(
-                    recordings[split],
-                    tokenizer,
-                    encoder(),
-                    config.batch_seconds,
-                    bar,
-                    config.residual,
-                )
-                files[file] = write_shard(table, work / file)
-            write_json(
-                work / f"chunk-{name}.json",
-                {
-                    "shards": shards,
-                    "files": files,
-                    "rows": found.rows,
-                    "filtered": found.filtered,
-                    "problems": [asdict(p) for p in found.problems],
-                },
-            )
+            mine.append(chunk.name)
+            if record is not None:
+                shards = {split: f"{split}-{chunk.name}.parquet" for split in recordings}
+                files = {}
+                for split, file in shards.items():
+                    rows = recordings[split]
+                    table = tokenise(
+                        rows, tokenizer, encoder(), config.batch_seconds, config.residual
+                    )
+                    files[file] = write_shard(table, work / file)
+                written = {"shards": shards, "files": files, **record}
+                write_json(work / f"chunk-{chunk.name}.json", written)
+            bar.update(chunk.rows)
     write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
     return mine
 
@@ -189,33 +176,28 @@ def _read(
     rate: int,
     encoder: Callable[[], Encoder],
     pool: ThreadPoolExecutor,
-) -> Iterator[tuple[CorpusPart, Contents | None, dict[str, list[AnalysedJob]]]]:
-    """Yield each chunk, its contents, and its analysed recordings by split; None and no
-    recordings if its shards exist."""
+) -> Iterator[tuple[CorpusPart, dict[str, Any] | None, dict[str, list[AnalysedJob]]]]:
+    """Yield each chunk, the record of reading it, and its analysed recordings by split; None and
+    no recordings if its shards exist."""
     for chunk in chunks:
         if read_chunk(work, chunk.name):
             yield chunk, None, {}
             continue
         found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
-        problems: list[Problem] = []
+        problems = list(found.problems)
+        unusable = problems if config.skip_bad else None
         recordings = {
-            split: analyse(
-                jobs,
-                encoder(),
-                rate,
-                config.max_seconds,
-                pool,
-                found.loaded,
-                problems if config.skip_bad else None,
-            )
+            split: analyse(jobs, encoder(), rate, config.max_seconds, pool, found.loaded, unusable)
             for split, jobs in found.jobs.items()
             if jobs
         }
-        yield (
-            chunk,
-            found._replace(loaded=None, problems=[*found.problems, *problems]),
-            recordings,
-        )
+        record = {
+            "rows": found.rows,
+            "filtered": found.filtered,
+            "problems": [asdict(p) for p in problems],
+        }
+        del found  # the decoded audio is not needed while the models read it
+        yield chunk, record, recordings
 
 
 def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ NOT_IN_FINGERPRINT = (
     "compress", "num_proc", "device", "wait_minutes",
 )  # fmt: skip
 # version of what is computed; a change of the storage (FORMAT_VERSION) does not change fingerprints
-CONTENT_VERSION = 2
+CONTENT_VERSION = 3
 
 
 def fingerprint_settings(

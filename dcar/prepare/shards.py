@@ -46,12 +46,10 @@ class Encoder(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One row of the output: an utterance at a speed."""
 
     utterance: Utterance
-    split: str
     speed: float
 
     @property
@@ -61,29 +59,6 @@ class Job:
     @property
     def speaker(self) -> str:
         return copy_name(self.utterance.speaker, self.speed)
-
-
-class Sound(NamedTuple):
-    """Waveform [samples] at its own rate in Hz, as recorded."""
-
-    wave: np.ndarray
-    rate: int
-
-    def at_speed(self, speed: float) -> Sound:
-        """Return the sound played `speed` times faster: as if it had been recorded at speed ·
-        rate."""
-        if speed == 1.0:
-            return self
-        return Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
-
-    def of_speech(self) -> Sound:
-        """Return the sound without the silence before and after the speech, as used for prompts."""
-        return Sound(find_speech(*self).cut(*self), self.rate)
-
-    def for_encoders(self, rate: int = ENCODER_SAMPLE_RATE) -> Sound:
-        """Return the sound at the rate of an encoder; voice features use the recording's own
-        rate."""
-        return Sound(resample(self.wave, self.rate, rate), rate)
 
 
 Loaded = tuple[tuple[np.ndarray, int], tuple[np.ndarray, int] | None]
@@ -123,18 +98,28 @@ class Analysed:
     statistics: np.ndarray  # float32 [42], `prompt_statistics` of the recording at its own rate
 
     @classmethod
-    def of(cls, place: str, sound: Sound, speed: float, rate: int, encoder: Encoder) -> Analysed:
-        """Analyse `sound`, played `speed` times faster. rate: the tokenizer's `input_rate`.
-        Raises AudioError that names `place`."""
-        wave = sound.for_encoders().at_speed(speed).wave
-        same = rate == ENCODER_SAMPLE_RATE
-        tokenized = wave if same else sound.for_encoders(rate).at_speed(speed).wave
+    def of(
+        cls,
+        place: str,
+        wave: np.ndarray,
+        rate: int,
+        speed: float,
+        input_rate: int,
+        encoder: Encoder,
+    ) -> Analysed:
+        """Analyse a waveform [samples] and its rate in Hz, played `speed` times faster: as if it
+        had been recorded at speed · rate. input_rate: of the tokenizer. Raises AudioError that
+        names `place`."""
+        heard = resample(wave, rate * speed, ENCODER_SAMPLE_RATE)
+        tokenized = heard
+        if input_rate != ENCODER_SAMPLE_RATE:
+            tokenized = resample(wave, rate * speed, input_rate)
         try:
-            windows = encoder.windows(wave, ENCODER_SAMPLE_RATE)
-            statistics = prompt_statistics(*sound.at_speed(speed))
-            return cls(place, tokenized, len(wave) / ENCODER_SAMPLE_RATE, windows, statistics)
+            windows = encoder.windows(heard, ENCODER_SAMPLE_RATE)
+            statistics = prompt_statistics(resample(wave, rate * speed, rate), rate)
         except AudioError as error:
             raise AudioError(f"{place}: {error}") from error
+        return cls(place, tokenized, len(heard) / ENCODER_SAMPLE_RATE, windows, statistics)
 
 
 class AnalysedJob(NamedTuple):
@@ -174,12 +159,13 @@ def analyse(
             return AnalysedJob(job, [], None, None)
 
     def whole(job: Job) -> AnalysedJob:
-        u, place = job.utterance, _place(job)
+        u = job.utterance
+        place = f"{u.source}: utterance {job.id}"
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
-        speech, voice = Analysed.of(place, Sound(*audio), job.speed, rate, encoder), None
+        speech, voice = Analysed.of(place, *audio, job.speed, rate, encoder), None
         if prompt is not None:  # at the same speed: the voice of a copy is that of another speaker
-            sound = Sound(*prompt).of_speech()
-            voice = Analysed.of(f"{place} (prompt)", sound, job.speed, rate, encoder)
+            said = find_speech(*prompt).cut(*prompt)
+            voice = Analysed.of(f"{place} (prompt)", said, prompt[1], job.speed, rate, encoder)
         longest = max(speech.seconds, voice.seconds if voice else 0)
         if job.speed != 1.0 and longest > max_seconds:
             return AnalysedJob(job, [], None, None)
@@ -193,7 +179,6 @@ def tokenise(
     tokenizer: SpeechTokenizer,
     encoder: Encoder,
     batch_seconds: float,
-    bar: Any,
     residual: bool = False,
 ) -> pa.Table:
     """Return the rows of one shard, in the order of `analysed`; the tokenizer reads audio in
@@ -207,8 +192,7 @@ def tokenise(
     kept = [(row, row.speech) for row in analysed if row.speech is not None]
     if left_out := len(analysed) - len(kept):
         logger.info("%d bad rows and copies longer than max_seconds are left out", left_out)
-        bar.update(left_out)
-    speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual, bar)
+    speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual)
     voices = _voices([sound for _, sound in kept], encoder)
     prompts = [row.prompt for row, _ in kept if row.prompt is not None]
     prompt_speech = iter(_encode(prompts, tokenizer, batch_seconds, residual))
@@ -241,16 +225,8 @@ def tokenise(
     )
 
 
-def _place(job: Job) -> str:
-    return f"{job.utterance.source}: utterance {job.id}"
-
-
 def _encode(
-    recordings: Sequence[Analysed],
-    tokenizer: SpeechTokenizer,
-    batch_seconds: float,
-    residual: bool,
-    bar: Any = None,
+    recordings: Sequence[Analysed], tokenizer: SpeechTokenizer, batch_seconds: float, residual: bool
 ) -> list[np.ndarray]:
     """Return tokens [1, T] of every waveform, or with `residual` codes [layers, T]; checked, in
     the given order."""
@@ -258,25 +234,17 @@ def _encode(
 
     def read(rows: list[int]) -> Iterator[np.ndarray]:
         batch = [recordings[i] for i in rows]
-        encoded = _layers([sound.wave for sound in batch], tokenizer, rate, residual)
+        waves = [sound.wave for sound in batch]
+        if residual:
+            assert isinstance(tokenizer, LayeredTokenizer)
+            encoded = tokenizer.encode_layers(waves, rate)
+        else:
+            encoded = [tokens[None] for tokens in tokenizer.encode(waves, rate)]
         for sound, layers in zip(batch, encoded, strict=True):
             seconds = len(sound.wave) / rate
             yield np.stack([check_tokens(c, seconds, tokenizer, sound.place) for c in layers])
-        if bar is not None:
-            bar.update(len(batch))
 
     return in_batches([len(sound.wave) for sound in recordings], batch_seconds * rate, read)
-
-
-def _layers(
-    waves: list[np.ndarray], tokenizer: SpeechTokenizer, rate: int, residual: bool
-) -> list[list[np.ndarray]]:
-    """Return the codes [T] of every layer of every waveform; without `residual`, of the first
-    layer only."""
-    if not residual:
-        return [[tokens] for tokens in tokenizer.encode(waves, rate)]
-    assert isinstance(tokenizer, LayeredTokenizer)
-    return [list(codes) for codes in tokenizer.encode_layers(waves, rate)]
 
 
 def check_tokens(

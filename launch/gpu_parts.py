@@ -152,7 +152,8 @@ def made_up_audio(device: str) -> VocoderData:
 
 
 def measure_vocoder(device: str, _out: Path) -> list[Row]:
-    """Measure the vocoder: synthesis of utterances of 6 s in batches, and training steps."""
+    """Measure the vocoder: synthesis of utterances of 6 s in batches, pieces of a stream, and
+    training steps."""
     tiny = device == "cpu"
     vocoder = TokenVocoder(VocoderConfig(vocab_size=CODES)).to(device).eval()
     tokens, rows = 25 if tiny else 6 * TOKEN_RATE, []
@@ -163,6 +164,10 @@ def measure_vocoder(device: str, _out: Path) -> list[Row]:
         what = f"vocoder, batch {batch}, seconds of audio per second"
         speed = batch * tokens / TOKEN_RATE / spent
         rows.append(Row(what, {"": speed}))
+    stream, count = vocoder.stream(voices[0]), 1 if tiny else 20
+    stream.push([1] * 150)
+    spent = seconds(lambda: [stream.push([1] * 25) for _ in range(count)], device)
+    rows.append(Row("vocoder, ms of a streamed piece of 0.5 s", {"": 1e3 * spent / count}))
     config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not tiny)
     trainer = Trainer(config, made_up_audio(device), torch.device(device))
     steps = 1 if tiny else 20

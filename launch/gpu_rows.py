@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from dcar.config import check, load_config, setting
 from dcar.errors import DCARError
 from dcar.process import own_device, run_claimed, run_command
 from dcar.storage import write_text
-from dcar.tracking import machine, write_json
+from dcar.tracking import provenance, write_json
 from eval.speed.measure import Row
 from eval.speed.run import SpeedConfig
 from eval.speed.run import run as run_speed
@@ -110,37 +111,41 @@ def measure(part: str, config: RowsConfig) -> list[Row]:
             torch.cuda.empty_cache()
 
 
-def read_rows(out: Path, part: str) -> list[Row]:
-    """Return the rows of a part that was measured; none otherwise."""
+def read_part(out: Path, part: str) -> dict[str, Any]:
+    """Return what was written of a part that was measured: device, machine, revision and version of
+    torch, seconds that it took, and rows; nothing otherwise."""
     path = out / f"{part}.json"
-    return [Row(**row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def table(out: Path, parts: Sequence[str]) -> str:
     """Format the rows of these parts as a Markdown table."""
-    gpu = torch.cuda.is_available()
-    where = torch.cuda.get_device_name() if gpu else "no GPU, tiny sizes: a rehearsal"
-    lines = [f"{where}; {machine()}; torch {torch.__version__}", ""]
-    lines += ["| part | what | measured | compare |", "| --- | --- | --- | --- |"]
+    lines = ["| part | what | measured | compare | on |", "| --- | --- | --- | --- | --- |"]
     for part in parts:
-        for row in read_rows(out, part) or [Row("not measured yet", {})]:
-            lines.append(f"| {part} | {row.what} | {row.measured} | {row.compare} |")
+        measured = read_part(out, part)
+        where = "{machine}, {revision}, torch {torch}".format_map(measured) if measured else ""
+        if measured and measured["device"] == "cpu":
+            where = f"rehearsal: {where}"
+        for values in measured.get("rows", [asdict(Row("not measured yet", {}))]):
+            row = Row(**values)
+            lines.append(f"| {part} | {row.what} | {row.measured} | {row.compare} | {where} |")
     return "\n".join(lines) + "\n"
 
 
 def run(config: RowsConfig) -> int:
-    """Measure what has not been measured yet on this device. Returns exit status 1 if a part is
+    """Measure what has not been measured yet on this machine. Returns exit status 1 if a part is
     missing in the end."""
-    out, end = Path(config.out), time.monotonic() + 60 * config.minutes
+    out, end, source = Path(config.out), time.monotonic() + 60 * config.minutes, provenance()
     out.mkdir(parents=True, exist_ok=True)
+    where = {"device": config.device, "machine": source["machine"]}
+    where |= {"revision": source["revision"], "torch": torch.__version__}
     missing = 0
     for part in config.parts:
-        path, started = out / f"{part}.json", time.monotonic()
-        if path.exists():
-            if json.loads(path.read_text())["device"] == config.device:
-                print(f"== {part}: measured before", flush=True)
-                continue
-            path.unlink()
+        started, before = time.monotonic(), read_part(out, part)
+        if all(before.get(name) == where[name] for name in ("device", "machine")):
+            print(f"== {part}: measured before", flush=True)
+            continue
+        (out / f"{part}.json").unlink(missing_ok=True)
         print(f"== {part}", flush=True)
         try:
             if started >= end:
@@ -150,8 +155,9 @@ def run(config: RowsConfig) -> int:
             missing += 1
             print(f"{part}: {error}", flush=True)
             continue
-        described = [asdict(row) for row in rows]
-        write_json(path, {"device": config.device, "rows": described})
+        spent = {"seconds": time.monotonic() - started}
+        print(f"{part}: {spent['seconds']:.0f} s", flush=True)
+        write_json(out / f"{part}.json", {**where, **spent, "rows": [asdict(row) for row in rows]})
         write_text(out / "rows.md", table(out, config.parts))
     of = f"{len(config.parts) - missing} of {len(config.parts)} parts"
     print(f"\n{table(out, config.parts)}\n{of}; {out / 'rows.md'}")

@@ -98,14 +98,18 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may use the device meanwhile: DCPO's rewards are computed next to the
-            # rollouts.
-            with torch.cuda.graph(
-                graph, pool=pool.handle(), stream=stream, capture_error_mode="thread_local"
+            # rollouts. `graph` does not return to the current stream after an error.
+            with (
+                torch.cuda.stream(current),
+                torch.cuda.graph(
+                    graph, pool=pool.handle(), stream=stream, capture_error_mode="thread_local"
+                ),
             ):
                 step()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            _pools.pop(current)  # the allocator refuses the handle of a capture that has failed
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise EngineError(
                 f"this step cannot be captured as a CUDA graph ({error}); disable graphs: "
                 "graphs=false"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from threading import Lock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -51,6 +52,7 @@ class CapturedSynthesis:
         self.graphs = StepGraphs(graphs, self.device)
         self._blocks: dict[tuple[int, int], Block] = {}
         self._signature: Hashable = None
+        self._lock = Lock()
 
     def __call__(
         self,
@@ -61,13 +63,29 @@ class CapturedSynthesis:
         gains: Tensor,
         phase: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return waveforms [B, T * samples_per_token] and phases [B, 1] of checked windows, which
-        are valid until the next call.
+        """Return waveforms [B, T * samples_per_token] on the host, and phases [B, 1], of checked
+        windows.
 
         On the host: tokens [B, T], numbers [B, 4] (length, and the places of
         `VocoderNetwork.speak_windows`), speaker [B, F]. On the device: gains [B, bands], and phase
         [B, 1], by default 0.
         """
+        with self._lock:  # threads may share a vocoder
+            block = self._run(network, tokens, numbers, speaker, gains, phase)
+            rows, length = tokens.shape
+            samples = length * network.config.samples_per_token
+            return block.waves[:rows, :samples].cpu(), block.after[:rows].clone()
+
+    def _run(
+        self,
+        network: VocoderNetwork,
+        tokens: Tensor,
+        numbers: Tensor,
+        speaker: Tensor,
+        gains: Tensor,
+        phase: Tensor | None,
+    ) -> Block:
+        """Synthesise in the buffers of a block, and return it."""
         if self._signature != (signature := weights_signature(network)):
             self._signature = signature
             self.graphs.reset()
@@ -90,8 +108,7 @@ class CapturedSynthesis:
             self.graphs.run(key, speak)
         else:
             speak()
-        samples = length * network.config.samples_per_token
-        return block.waves[:rows, :samples], block.after[:rows]
+        return block
 
     def _block(self, network: VocoderNetwork, rows: int, length: int) -> Block:
         config = network.config
@@ -157,7 +174,7 @@ class WindowedVocoder:
         window = torch.tensor([self._tokens[start:]])
         places = start, self._returned - start, final - start
         first, begin, end = (place * self._vocoder.config.samples_per_token for place in places)
-        waves, phase = captured_synthesis(self._vocoder)(
+        waves, self._phase = captured_synthesis(self._vocoder)(
             self._vocoder,
             window,
             torch.tensor([[window.shape[1], first, begin, end]]),
@@ -165,6 +182,5 @@ class WindowedVocoder:
             self._gains,
             self._phase,
         )
-        self._phase = phase.clone()
         self._returned = final
-        return waves[0, begin:end].cpu().numpy()
+        return waves[0, begin:end].numpy()

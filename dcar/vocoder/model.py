@@ -75,4 +75,4 @@ class TokenVocoder(VocoderNetwork):
         tokens = pad_sequence(rows, batch_first=True)
         waves, _ = captured_synthesis(self)(self, tokens, numbers, speaker, gains)
         samples = [len(row) * self.config.samples_per_token for row in rows]
-        return [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
+        return [wave[:n].copy() for wave, n in zip(waves.numpy(), samples, strict=True)]

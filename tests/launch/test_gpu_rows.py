@@ -16,7 +16,7 @@ from dcar.train.car import CARTrainer
 from eval.speed.measure import Row
 from launch import gpu_rows
 from launch.gpu_parts import recorded_steps, replay_ms, tokens_per_second
-from launch.gpu_rows import RowsConfig, main, read_rows
+from launch.gpu_rows import RowsConfig, main, read_part
 
 
 def test_rehearsal_fills_the_table(tmp_path, capsys):
@@ -33,7 +33,8 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
         if line.startswith("| ")
     ][2:]
     assert list(dict.fromkeys(row[0].removeprefix("| ") for row in rows)) == some
-    assert all(len(row) == 4 and row[2].strip() for row in rows)
+    assert all(len(row) == 5 and row[2].strip() for row in rows)
+    assert all(row[4].startswith("rehearsal: ") for row in rows)
     what = {row[1] for row in rows}
     for name in (
         "dcar@n4, RTF end to end",
@@ -52,9 +53,10 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
         "rollouts with rewards, per second",
         "rollouts of 12 tokens, 2 rows, per second: tokens only",
         "vocoder, training steps per second",
+        "vocoder, ms of a streamed piece of 0.5 s",
     ):
         assert name in what, name
-    stage_two = {row.what: row.values for row in read_rows(out, "stage-two")}
+    stage_two = {row["what"]: row["values"] for row in read_part(out, "stage-two")["rows"]}
     assert stage_two["stage two, seconds per step"]["vocoder"] > 0
     assert (out / "rows.md").read_text() in capsys.readouterr().out
     stamp = (out / "methods.json").stat().st_mtime_ns

@@ -65,7 +65,7 @@ class Launches:
         spilled = re.search(r"STACK:(\d+) .* LOCAL:(\d+)", used)
         most = SPILLED.get(self._kernel.__name__, 8)
         assert spilled is not None and int(spilled[1]) + int(spilled[2]) <= most, used
-        assert made.metadata.shared <= 227 * 1024
+        assert made.metadata.shared <= 99 * 1024  # of a GPU for desktops; an H100 has 227
         compiled_kernels.append((self._kernel.__name__, made.asm["ptx"]))
 
 

@@ -26,8 +26,9 @@ MAX_ROWS = 32
 """Most flat rows of a pass. Each program of a product reads the inputs of all rows; with more rows
 they outweigh the weights, and a library's kernel is better."""
 MIN_WIDTH = 16
-"""Divisor of the inputs of `product`, and least size of an attention head: the least that `tl.dot`
-multiplies."""
+"""Divisor of the inputs of `product`: the least that `tl.dot` multiplies."""
+HEAD_SIZES = (16, 32, 64, 128)
+"""Sizes of attention heads: what `tl.dot` multiplies and shared memory holds."""
 
 Norm = tuple[Tensor, Tensor | None, float]
 """Weight, bias (None: RMSNorm) and epsilon of a norm."""
@@ -183,17 +184,19 @@ def product(
         epsilon,
         OUTPUTS=each,
         GELU=gelu,
-        **blocks_of(x),
+        **blocks_of(x, plain=norm is None and gate is None),
     )
     return out
 
 
-def blocks_of(x: Tensor) -> dict[str, Any]:
-    """Return how a kernel divides the inputs x [N, in] of a product. BLOCK, the inputs that are
-    multiplied at once, divides their number."""
+def blocks_of(x: Tensor, plain: bool = False) -> dict[str, Any]:
+    """Return how a kernel divides the inputs x [N, in] of a product; plain: without norm and gate.
+    BLOCK, the inputs that are multiplied at once, divides their number. The shared memory of a GPU
+    for desktops, 99 KiB, is enough."""
     rows, width = x.shape
     padded = max(16, triton.next_power_of_2(rows))
-    most = (512 if width >= 4096 else 256) * 32 // (padded * x.element_size())
+    inputs = 512 if width >= 4096 and plain else 256
+    most = inputs * 32 // (padded * x.element_size())
     return {
         "WIDTH": width,
         "ROWS": padded,
@@ -209,7 +212,7 @@ def fits(products: Iterable[nn.Linear], head_sizes: Iterable[int]) -> bool:
     return (
         products[0].weight.dtype in DTYPES
         and all(part.in_features % MIN_WIDTH == 0 for part in products)
-        and all(size >= MIN_WIDTH and size & (size - 1) == 0 for size in head_sizes)
+        and all(size in HEAD_SIZES for size in head_sizes)
     )
 
 

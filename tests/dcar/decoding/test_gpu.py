@@ -5,6 +5,7 @@ GPU."""
 import gc
 import threading
 import time
+from contextlib import contextmanager
 
 import fake_gpu
 import pytest
@@ -141,6 +142,37 @@ def test_what_cannot_be_captured_says_what_to_switch_off(device):
     count = torch.zeros(1).to(device)
     with pytest.raises(EngineError, match="(?s)capturing.*graphs=false"):
         StepGraphs(True, device).run("a", lambda: bool(count > 0), lambda: list)
+
+
+def test_a_capture_that_fails_leaves_the_current_stream(device, monkeypatch):
+    """PyTorch's context stays on the stream of a capture that cannot be ended, and its allocator
+    refuses the pool of that capture."""
+    if torch.cuda.is_available():
+        before = torch.cuda.current_stream()
+        test_what_cannot_be_captured_says_what_to_switch_off(device)
+        assert torch.cuda.current_stream() == before
+        return
+    at = ["own"]
+
+    @contextmanager
+    def stream(_):
+        before = at[0]
+        try:
+            yield
+        finally:
+            at[0] = before
+
+    @contextmanager
+    def graph(*_, **settings):
+        at[0] = "capture"
+        yield
+        raise RuntimeError("capturing: invalid")
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(EngineError):
+        StepGraphs(True, device).run("a", lambda: None)
+    assert at == ["own"] and torch.cuda.current_stream(device) not in module_of_graphs._pools
 
 
 def saved(tensor):

@@ -253,6 +253,19 @@ def test_attend(case):
         assert near(found, expected) and not finished.any()
 
 
+@interpreted
+def test_attention_of_a_row_that_has_ended_and_is_longer_than_what_is_read():
+    """What it returns means nothing, but is written to the cache, where NaN would spread."""
+    cache = KVCache(1, 2, 2, 200, 16)
+    cache.lengths, cache.eager = torch.tensor([5, 180]), False
+    kv, queries = cache.kv[0].normal_(), numbers(2, 2, 16)
+    expected = plain_attention(queries, kv, cache, None)
+    columns = columns_of(cache, 5, 1, CausalMask(kv.device, kv.dtype))
+    finished = torch.zeros(MAX_ROWS * 2, dtype=torch.int32)
+    found = attend(queries, kv, columns, finished)
+    assert near(found[:1], expected[:1]) and found.isfinite().all() and not finished.any()
+
+
 # --- sampling -------------------------------------------------------------------------------------
 
 
@@ -450,7 +463,7 @@ def test_a_gpu_decodes_what_the_cpu_decodes(passes, name, monkeypatch):
     [(torch.bfloat16, "tf32"), (torch.float32, "ieee"), (torch.float32, "tf32")],
 )
 def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
-    """Layers of the paper's size, and of CosyVoice 2 and Qwen3. Nothing but a word or two is
+    """Layers of the paper's size, and of CosyVoice 2, LLaSA-8B and Qwen3. Nothing but a word or two is
     spilled from registers (`_in_turn`: a few dozen), weights are read 16 bytes at a time, and
     counters order memory."""
     from dcar.decoding.gpu import attention, projection
@@ -469,7 +482,11 @@ def test_every_kernel_compiles_for_an_h100(dtype, precision, monkeypatch):
     make = partial(torch.empty, device="meta", dtype=dtype)
     numbers_of = partial(torch.empty, device="meta", dtype=torch.int64)
     for rows in (1, 32):
-        for width, inner, shared, size in ((1024, 4096, 8, 128), (896, 4864, 2, 64)):
+        for width, inner, shared, size in (
+            (1024, 4096, 8, 128),
+            (896, 4864, 2, 64),
+            (4096, 14336, 8, 128),
+        ):
             norm, bare = (make(width), make(width), 1e-5), (make(width), None, 1e-6)
             x, up, down = make(rows, width), make(inner, width), make(width, inner)
             angles, places = (*[make(64, 3, 1, size)] * 2, -512), [numbers_of(rows)] * 2

@@ -167,8 +167,8 @@ def test_blocks_are_captured_once_and_speak_as_the_network_itself(device):
         numbers[:, 0] = lengths = torch.tensor(sizes)
         given = tokens, numbers, voices, gains
         with torch.inference_mode():
-            waves = graphs(network, *given)[0].cpu().numpy()
-            np.testing.assert_array_equal(waves, plain(network, *given)[0].cpu().numpy())
+            waves = graphs(network, *given)[0].numpy()
+            np.testing.assert_array_equal(waves, plain(network, *given)[0].numpy())
             exact = network.speak(*(part.to(device) for part in (tokens, lengths, voices, gains)))
             exact = exact.clamp(-1, 1).cpu().numpy()
         for wave, other, n in zip(waves, exact, sizes, strict=True):
@@ -181,7 +181,7 @@ def test_blocks_are_captured_once_and_speak_as_the_network_itself(device):
     with torch.no_grad():
         network.renderer.head.bias.add_(0.1)
     with torch.inference_mode():
-        assert not torch.equal(graphs(network, *given)[0].cpu(), torch.from_numpy(waves))
+        assert not torch.equal(graphs(network, *given)[0], torch.from_numpy(waves))
 
 
 @pytest.mark.parametrize("bands", [40, 100, 24])

@@ -1,6 +1,6 @@
 """Folded sections of the report: equal speed, length, acceptance, variety."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,12 @@ from eval.methods.families import group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.table import (
     Column,
+    binned_table,
     filled_columns,
-    interval,
     lively_columns,
     lively_rows,
     main_columns,
     pass_columns,
-    percent,
     rival_sentences,
     table_of,
 )
@@ -43,15 +42,9 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
         binned(
             "Errors by length of the utterance",
             result["by_length"],
-            _words,
             "of the utterances with this number of words in the text",
         ),
-        binned(
-            "Errors by category",
-            result["by_category"],
-            lambda b: b["category"],
-            "of the texts of a category",
-        ),
+        binned("Errors by category", result["by_category"], "of the texts of a category"),
         chunk_section(rows, folder),
         rows_section("Passes and acceptance", pass_columns(spoken), verifying),
         rows_section(
@@ -73,34 +66,12 @@ def rows_section(
     return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
 
 
-def binned(
-    title: str, errors: dict[str, Any] | None, name: Callable[[dict[str, Any]], str], which: str
-) -> Section | None:
-    """Return error rates with one named column per bin; nothing if there are fewer than two
-    bins."""
+def binned(title: str, errors: dict[str, Any] | None, which: str) -> Section | None:
+    """Return error rates by bin; nothing if there are fewer than two bins."""
     if not errors:
         return None
-    head = ["method"]
-    for b in errors["bins"]:
-        head += [name(b), f"95 % CI (n = {b['n']})"]
-    rows = [
-        [
-            method,
-            *(
-                cell
-                for rate in of_method
-                for cell in (percent(rate["wer"], 1), interval(rate["ci"], 1))
-            ),
-        ]
-        for method, of_method in errors["methods"].items()
-    ]
-    return Section(
-        title,
-        [
-            Table(title, head, rows),
-            f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances.",
-        ],
-    )
+    note = f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances."
+    return Section(title, [binned_table(title, errors), note])
 
 
 def texts_section(measured: dict[str, Any]) -> Section:
@@ -109,7 +80,6 @@ def texts_section(measured: dict[str, Any]) -> Section:
     categories = binned(
         f"{title}, errors by category",
         measured["by_category"],
-        lambda b: b["category"],
         "of the texts of a category",
     )
     return Section(
@@ -120,11 +90,6 @@ def texts_section(measured: dict[str, Any]) -> Section:
             *(categories.blocks if categories else ()),
         ],
     )
-
-
-def _words(b: dict[str, Any]) -> str:
-    low, high = b["words"]
-    return f"{low} words" if low == high else f"{low}–{high} words"
 
 
 def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:

@@ -264,23 +264,8 @@ def _set_lines(measured: dict[str, Any]) -> list[str]:
         tables.append(table_of("", pass_columns(spoken), spoken))
     if lively := lively_rows(rows):
         tables.append(table_of("", lively_columns(lively), lively))
-    if categories := measured["by_category"]:
-        tables.append(
-            Table(
-                "",
-                ["WER %", *(f"{b['category']} (n = {b['n']})" for b in categories["bins"])],
-                [
-                    [
-                        name,
-                        *(
-                            f"{percent(rate['wer'], 1)} ({interval(rate['ci'], 1)})"
-                            for rate in rates
-                        ),
-                    ]
-                    for name, rates in categories["methods"].items()
-                ],
-            )
-        )
+    if measured["by_category"]:
+        tables.append(binned_table("WER %", measured["by_category"]))
     lines = [line for table in tables for line in (*aligned(table), "")]
     if sentences := rival_sentences(rows, measured["equal_speed"]):
         lines += [
@@ -289,6 +274,26 @@ def _set_lines(measured: dict[str, Any]) -> list[str]:
             "",
         ]
     return lines
+
+
+def binned_table(title: str, errors: dict[str, Any]) -> Table:
+    """Return error rates in bins of utterances (`by_length`, `by_category`), a pair of columns
+    each."""
+    head = ["method"]
+    for b in errors["bins"]:
+        head += [_bin_name(b), f"95 % CI (n = {b['n']})"]
+    rows = []
+    for method, rates in errors["methods"].items():
+        cells = [(percent(rate["wer"], 1), interval(rate["ci"], 1)) for rate in rates]
+        rows.append([method, *(cell for pair in cells for cell in pair)])
+    return Table(title, head, rows)
+
+
+def _bin_name(b: dict[str, Any]) -> str:
+    if "category" in b:
+        return b["category"]
+    low, high = b["words"]
+    return f"{low} words" if low == high else f"{low}–{high} words"
 
 
 def corpus_kind(header: dict[str, Any]) -> str:

@@ -31,15 +31,16 @@ SHIPPED = (
 def training_note(decoder: str, far_decoder: str) -> str:
     """Return a sentence on how the training of FAR differed from that of CAR; empty if they were
     trained alike. Raises CheckpointError for a provenance.json that cannot be read."""
-    if is_shipped(decoder, "decoder") and is_shipped(far_decoder, "far"):
+    checkpoints: dict[Shipped, str] = {"decoder": decoder, "far": far_decoder}
+    if all(
+        resolve(c, kind).resolve() == shipped(kind).resolve() for kind, c in checkpoints.items()
+    ):
         return SHIPPED
-    car, far = training_facts(decoder, "decoder"), training_facts(far_decoder, "far")
-    unknown = [
-        f"the {name} decoder ({checkpoint})"
-        for name, checkpoint, facts in (("CAR", decoder, car), ("FAR", far_decoder, far))
-        if facts is None
-    ]
-    if car is None or far is None:
+    facts = {kind: training_facts(c, kind) for kind, c in checkpoints.items()}
+    car, far = facts["decoder"], facts["far"]
+    if not car or not far:
+        names = {"decoder": "CAR", "far": "FAR"}
+        unknown = [f"the {names[k]} decoder ({checkpoints[k]})" for k in facts if not facts[k]]
         return (
             f"Whether FAR and CAR were trained on the same data is not known: no {FILE} next to "
             f"{' and '.join(unknown)}."
@@ -58,34 +59,30 @@ def training_note(decoder: str, far_decoder: str) -> str:
     )
 
 
-def is_shipped(checkpoint: str, kind: Shipped) -> bool:
-    """Return True if a checkpoint is the decoder of this kind that ships with the package."""
-    return resolve(checkpoint, kind).resolve() == shipped(kind).resolve()
-
-
-def training_facts(checkpoint: str, kind: Shipped) -> dict[str, Any] | None:
-    """Return what a decoder was trained on, and the settings that matter, by name; None without a
-    provenance.json. checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter"."""
+def training_facts(checkpoint: str, kind: Shipped) -> dict[str, Any]:
+    """Return what a decoder was trained on, and the settings that matter, by name; nothing without
+    a provenance.json. checkpoint: a folder of `dcar train`, one of its checkpoint-N, or
+    "starter"."""
     folder = resolve(checkpoint, kind)
     within = folder.name.startswith("checkpoint-") and not (folder / FILE).is_file()
     path = (folder.parent if within else folder) / FILE
     if not path.is_file():
-        return None
+        return {}
     try:
         provenance = json.loads(path.read_text(encoding="utf-8"))
         corpus, train = provenance["data"]["corpus"], provenance["data"]["counts"]["train"]
         place = f" ({corpus['path']})" if corpus["path"] else ""
         settings = dict(_flat(provenance["config"]))
         start = settings.pop("init_from", "")
-        return {
+        facts = {
             "steps": step_of(folder) if within else provenance["steps"],
             "processes": provenance["processes"],
             "corpus": f"{corpus['kind']}{place}",
             "trained on": f"{train['utterances']} utterances of {train['seconds'] / 3600:.2f} h",
             "started from": "a checkpoint" if start else "random weights",
-            **{
-                n: value for n, value in settings.items() if n not in NO_EFFECT and not _of_heads(n)
-            },
+        }
+        return facts | {
+            n: v for n, v in settings.items() if n not in NO_EFFECT and not _of_heads(n)
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -96,10 +93,8 @@ def training_facts(checkpoint: str, kind: Shipped) -> dict[str, Any] | None:
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        nested = isinstance(value, dict)
+        yield from _flat(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
 
 
 def _of_heads(name: str) -> bool:

@@ -50,7 +50,7 @@ class Scorer:
     name: str
     kind: str
     spec: str
-    score: Similarity
+    score: Similarity | Quality
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
         """Score a float32 mono waveform [samples]; speaker: the features of its prompt.
@@ -60,7 +60,8 @@ class Scorer:
         """
         if len(wave) == 0:
             return None
-        score = self.score(wave, sample_rate, speaker)
+        voice = (speaker,) if self.kind == "similarity" else ()
+        score = self.score(wave, sample_rate, *voice)
         if score is not None and not np.isfinite(score):
             raise DataError(
                 f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its "
@@ -289,26 +290,28 @@ def load_scorers(
     loaded: dict[str, Scorer] = {}
     for spec in specs:
         prefix, _, files = spec.partition(":")
+        score: Any
+        version = ""
         if prefix in SIMILARITIES:
-            kind, score = "similarity", load_similarity(spec, prompts, device)
+            score = load_similarity(spec, prompts, device)
         elif spec in PACKAGED:
-            kind, score = "quality", _without_speaker(PACKAGED[spec]())
+            score = PACKAGED[spec]()
         elif prefix == "utmos" and "#" in files:
-            kind, score = "quality", _without_speaker(UTMOS(*_clone_and_weights(files), device))
-        elif (own := _own_scorer(spec)) is not None:
-            version = module_digest(spec.rpartition(".")[0])[:8]
-            kind, score = "quality", _without_speaker(own, f"@{version}")
+            score = UTMOS(*_clone_and_weights(files), device)
+        elif (score := _own_scorer(spec)) is not None:
+            version = f"@{module_digest(spec.rpartition('.')[0])[:8]}"
         else:
             raise ConfigError(
                 f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "
                 "resemblyzer, wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx"
             )
-        name = getattr(score, "name", spec)
+        name = getattr(score, "name", getattr(score, "__name__", spec)) + version
         if name in loaded:
             raise ConfigError(
                 f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
                 "folder or file of one, or leave it out"
             )
+        kind = "similarity" if prefix in SIMILARITIES else "quality"
         loaded[name] = Scorer(name, kind, spec, score)
     return loaded
 
@@ -332,13 +335,4 @@ def _own_scorer(spec: str) -> Quality | None:
             f"scorer {spec!r}: {made!r} cannot be called; give a function of a waveform [samples] "
             "and its sample rate"
         )
-    return score
-
-
-def _without_speaker(quality: Quality, version: str = "") -> Similarity:
-    def score(wave: np.ndarray, sample_rate: int, _speaker: np.ndarray) -> float | None:
-        return quality(wave, sample_rate)
-
-    name = getattr(quality, "name", getattr(quality, "__name__", ""))
-    score.name = f"{name}{version}"  # type: ignore[attr-defined]
     return score

@@ -140,7 +140,7 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
         judge or LevelJudge(),
         recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
         identity={"vocoder": "tone"},
-        scorers={"loudness": Scorer("loudness", "quality", "loudness", loudness)},
+        scorers={"loudness": Scorer("loudness", "similarity", "loudness", loudness)},
     )
 
 

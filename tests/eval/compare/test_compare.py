@@ -2,6 +2,7 @@
 refusals."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
         r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001"
     )
     assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
-    assert "easy (n = 1)" in (tmp_path / "out" / "compare.txt").read_text()
+    assert re.search(r"easy +95 % CI \(n = 1\) +hard", (tmp_path / "out/compare.txt").read_text())
     assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -265,11 +266,11 @@ def test_every_scorer_is_a_column(compared):
             assert f"{found['mean']:.3f}  {found['ci'][0]:.3f}–{found['ci'][1]:.3f}" in text
         assert f"{row['method']} {len(scores) - len(known)}" in text  # not scored
     assert any(row["scores"]["loudness"]["ci"] for row in result["rows"])
-    assert result["scorers"] == {"loudness": {"kind": "quality", "setting": "loudness"}}
+    assert result["scorers"] == {"loudness": {"kind": "similarity", "setting": "loudness"}}
     assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
 
-AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
+AGAIN = {"again": Scorer("again", "similarity", "again", loudness)}
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_checkpoints_within_a_run_have_their_own_steps(tmp_path):
     (run_folder / "checkpoint-250").mkdir()
     assert training_facts(str(run_folder / "checkpoint-250"), "far")["steps"] == 250
     (run_folder / "other").mkdir()
-    assert training_facts(str(run_folder / "other"), "far") is None
+    assert training_facts(str(run_folder / "other"), "far") == {}
 
 
 def test_unknown_training_is_reported(tmp_path):

@@ -261,7 +261,7 @@ def test_scorers_that_cannot_be_used() -> None:
         load_scorers(["dnsmos", "dnsmos"])
     with pytest.raises(ConfigError, match="'mosnet'.* dnsmos"):
         load_scorers(["mosnet"])
-    broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
+    broken = Scorer("broken", "quality", "broken", lambda wave, rate: float("nan"))
     with pytest.raises(DataError, match="broken: .*nan .*1.00 s"):
         broken(np.zeros(RATE, np.float32), RATE, NOBODY)
     assert broken(np.zeros(0, np.float32), RATE, NOBODY) is None

@@ -64,7 +64,7 @@ class Phrase:
 def phrases(text: str) -> list[Phrase]:
     """Return the sentences of a text in spoken form, long ones divided into their clauses.
 
-    Raises TextError if there are no words.
+    Raises TextError if there are no words, or if the text has more than MAX_TEXT characters.
     """
     found: list[Phrase] = []
     for block in _sentences_by_block(text):
@@ -97,17 +97,9 @@ def note_what_is_not_read(text: str) -> None:
         )
 
 
-def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text in spoken form. An empty line ends one, and so do headings and
-    items of a list; other line breaks do not.
-
-    Raises TextError if there are no words, or if the text has more than MAX_TEXT characters.
-    """
-    return [sentence for block in _sentences_by_block(text) for sentence in block]
-
-
 def _sentences_by_block(text: str) -> list[list[str]]:
-    """Return the sentences of each paragraph, heading and item."""
+    """Return the sentences of each paragraph, heading and item. An empty line ends one; other line
+    breaks do not."""
     if not isinstance(text, str) or not _sayable(text):
         return [_sentences(text)]
     if len(text) > MAX_TEXT:

@@ -171,17 +171,6 @@ class BucketedTrainer(ResilientTrainer):
     def prepare_data(self) -> None:
         """Compute what is needed once before the first step; nothing by default."""
 
-    def train_from(self, last: Path | None, done: bool) -> None:
-        """Train, from the checkpoint `last` on if there is one. If the run is `done` at that
-        checkpoint, only load it."""
-        if last and done:  # Trainer would train one more step
-            self.finish_from(last)
-            self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
-            self.model.to(self.args.device)
-        else:
-            self.prepare_data()
-            self.train(resume_from_checkpoint=str(last) if last else None)
-
     def make(
         self,
         last: Path | None,
@@ -217,7 +206,13 @@ class BucketedTrainer(ResilientTrainer):
                 len(self.train_dataset),
                 self.args.world_size,
             )
-        self.train_from(last, done)
+        if last and done:  # Trainer would train one more step
+            self.finish_from(last)
+            self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
+            self.model.to(self.args.device)
+        else:
+            self.prepare_data()
+            self.train(resume_from_checkpoint=str(last) if last else None)
         with self.doing("evaluating and exporting the trained model"), writing(out):
             metrics, step = self.final_metrics()
             self.check_weights()

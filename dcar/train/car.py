@@ -17,8 +17,7 @@ quickstart.
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +145,6 @@ class RunTrainer(BucketedTrainer):
             part.rmdir()
 
 
-Choice = Callable[["CARTrainer"], Any]
-"""Function that makes the callback which chooses the best step (`SpokenChoice`)."""
-
-
 class CARTrainer(RunTrainer):
     """Trainer of a decoder, with a loss and an accuracy per head."""
 
@@ -262,25 +257,20 @@ class CARTrainer(RunTrainer):
         )
 
 
-def run(config: TrainConfig, choice: Choice | None = None) -> CARDecoder:
+def run(config: TrainConfig) -> CARDecoder:
     """Train (or resume training) and save the decoder, its config, card, log and provenance in
-    `config.out`. choice: chooses the best step if `spoken.sentences` is set.
+    `config.out`.
 
     Raises DataError for data that is missing, broken, or made with another phoneme inventory than
     this program's, CheckpointError if out holds another model's run, ConfigError if `init_from` is
-    another model or `spoken.sentences` has no `choice`.
+    another model.
     """
-    if config.spoken.sentences and choice is None:
-        raise ConfigError(
-            "spoken.sentences needs a judge of speech: give choice=SpokenChoice.load "
-            "(dcar.train.spoken)"
-        )
     prepared = prepared_info(config.data)
     train, dev = load_split(config.data, "train"), load_split(config.data, "dev")
     config, wanted, make = plan(config, data_identity(prepared))
     last = last_of(config, load_decoder_config, wanted, "model")
     torch.manual_seed(config.seed)
-    return fit(config, make(), train, dev, prepared, config, last, choice)
+    return fit(config, make(), train, dev, prepared, config, last)
 
 
 def fit(
@@ -291,7 +281,6 @@ def fit(
     prepared: PreparedInfo,
     saved: Any,
     last: Path | None,
-    choice: Choice | None = None,
 ) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights,
     log, card, provenance and `saved` (the configuration that the user gave) in `config.out`. Return
@@ -308,8 +297,10 @@ def fit(
         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed),
         own=len(train),
     )
-    if config.spoken.sentences and choice is not None:
-        trainer.choice = choice(trainer)
+    if config.spoken.sentences:
+        from dcar.train.spoken import SpokenChoice  # with a vocoder and a recogniser
+
+        trainer.choice = SpokenChoice.load(trainer)
         trainer.add_callback(trainer.choice)
     if config.replay:
         logger.info("%d of the training utterances are replayed ones", len(rows) - len(train))
@@ -326,9 +317,4 @@ CONFIG = TrainConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    config, choice = load_config(CONFIG, arguments), None
-    if config.spoken.sentences:
-        from dcar.train.spoken import SpokenChoice  # with a vocoder and a recogniser
-
-        choice = SpokenChoice.load
-    run_claimed(partial(run, choice=choice), config)
+    run_claimed(run, load_config(CONFIG, arguments))

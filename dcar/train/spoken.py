@@ -1,5 +1,5 @@
 """Choose the best step of a training by spoken word errors: at every evaluation the decoder
-synthesises dev sentences, and a recogniser transcribes them (`spoken.sentences`). Only the command
+synthesises dev sentences, and a recogniser transcribes them (`spoken.sentences`). Only such a run
 loads this module, because stage one itself needs no decoding, vocoder or recogniser.
 
 With minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose.

@@ -23,7 +23,7 @@ from toy_training import (
     toy_parts,
     toy_trainer,
 )
-from toy_world import ToyRecognizer, ToyVocoder, faster
+from toy_world import ToyCTC, ToyRecognizer, ToyVocoder, faster
 from transformers import TrainerCallback
 from trl import TrlParser
 
@@ -480,8 +480,26 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     to rounding. Conjugate gradients make so much of it that on some processors the second step
     draws otherwise: there the first."""
     optimizers = {
-        "adam": ({}, 1e-4),
-        "natural": ({"optim": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3),
+        "adam": (
+            {
+                "gradient_accumulation_steps": 2,
+                "loss_type": "dapo",
+                "scale_rewards": "batch",
+                "points_per_percent": 0.5,
+                "pass_cost": [1.0, 0.2],
+            },
+            1e-4,
+        ),
+        "natural": (
+            {
+                "optim": "natural",
+                "learning_rate": 0.1,
+                "max_steps": 1,
+                "credit": "decision",
+                "reward_funcs": ["log_likelihood", "range_penalty"],
+            },
+            2e-3,
+        ),
     }
     runs = []
     for name, (optimizer, _) in optimizers.items():
@@ -492,7 +510,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
-        "main(sys.argv[1:], **toy_parts())\n"
+        "from toy_world import ToyCTC\nmain(sys.argv[1:], **toy_parts(recognizer=ToyCTC()))\n"
     )
     for arguments, (name, (_, rounding)) in zip(runs, optimizers.items(), strict=True):
         # A process joins one group only: at the same port, a second one can meet what is left of
@@ -500,7 +518,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
         two_processes(
             program, *arguments[:-1], f"{arguments[-1]}_two", "per_device_train_batch_size=8"
         )
-        main(arguments, **toy_parts())
+        main(arguments, **toy_parts(recognizer=ToyCTC()))
         folders = [tmp_path / f"{name}_two", tmp_path / name]
         two, one = (json.loads((folder / "provenance.json").read_text()) for folder in folders)
         assert (two["processes"], one["processes"]) == (2, 1) and two["steps"] == one["steps"]

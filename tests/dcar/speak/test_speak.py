@@ -33,7 +33,6 @@ from dcar.speak.phrases import (
     note_what_is_not_read,
     phrases,
     split_clauses,
-    split_sentences,
 )
 from dcar.speak.speaker import Speaker, make_method
 from dcar.speak.voice import read_voice, starter_voices
@@ -426,6 +425,10 @@ def test_a_codec_encodes_a_voice_at_its_own_rate(tmp_path):
 # --- texts ----------------------------------------------------------------------------------------
 
 
+def split_sentences(text: str) -> list[str]:
+    return [phrase.text for phrase in phrases(text)]
+
+
 def test_sentences_end_at_their_marks():
     assert split_sentences("Hello there. How are you? Fine!") == [
         "Hello there.",
@@ -454,7 +457,6 @@ def test_a_long_text_is_cut_where_its_sentences_end():
     assert len(said) == 18 and said == split_sentences(" ".join(written[:9])) + split_sentences(
         " ".join(written[9:])
     )
-    assert [phrase.text for phrase in phrases(" ".join(written))] == said
     assert len(split_sentences("word. " * 400)) == 400
 
 

@@ -15,7 +15,7 @@ from dcar.sampling import SamplingConfig
 from dcar.train import spoken
 from dcar.train.car import run
 from dcar.train.settings import SpokenSettings
-from dcar.train.spoken import RECORD, SpokenChoice, SpokenJudge
+from dcar.train.spoken import RECORD, SpokenJudge
 
 ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}
 
@@ -60,7 +60,7 @@ def config(data, start, out, **changes):
 @pytest.mark.parametrize(("name", "best"), [("rising", 0), ("between", 4)])
 def test_the_step_of_fewest_word_errors_is_written(name, best, data, start, tmp_path, monkeypatch):
     judge = scripted(monkeypatch, ERRORS[name])
-    trained = run(config(data, start, tmp_path), SpokenChoice.load)
+    trained = run(config(data, start, tmp_path))
     assert len(judge.seen) == 4  # steps 0, 2, 4, 6, each once
     assert all(
         torch.equal(t, judge.seen[best // 2][name]) for name, t in trained.state_dict().items()
@@ -81,23 +81,20 @@ def test_a_resumed_run_ends_in_the_same_step_and_judges_none_twice(
     data, start, tmp_path, monkeypatch
 ):
     scripted(monkeypatch, ERRORS["between"])
-    whole = run(config(data, start, tmp_path / "whole"), SpokenChoice.load)
+    whole = run(config(data, start, tmp_path / "whole"))
     # and then it is cut off, behind the checkpoint of step 4
     first = scripted(monkeypatch, ERRORS["between"][:3])
     with pytest.raises(IndexError):
-        run(config(data, start, tmp_path / "parts"), SpokenChoice.load)
+        run(config(data, start, tmp_path / "parts"))
     assert len(first.seen) == 4
     second = scripted(monkeypatch, ERRORS["between"][3:])
-    parts = run(config(data, start, tmp_path / "parts"), SpokenChoice.load)
+    parts = run(config(data, start, tmp_path / "parts"))
     assert len(second.seen) == 1 and parts.checksum() == whole.checksum()
     # finished: nothing is judged
-    assert (
-        run(config(data, start, tmp_path / "parts"), SpokenChoice.load).checksum()
-        == whole.checksum()
-    )
+    assert run(config(data, start, tmp_path / "parts")).checksum() == whole.checksum()
     (tmp_path / "parts" / RECORD).write_text("{")
     with pytest.raises(CheckpointError, match="spoken.json: .*resume_from_checkpoint=never"):
-        run(config(data, start, tmp_path / "parts"), SpokenChoice.load)
+        run(config(data, start, tmp_path / "parts"))
 
 
 def test_the_judge_hears_what_the_decoder_says(data, start):

@@ -323,7 +323,7 @@ def kept(self, ids):
 CARTrainer._corrupt = kept
 out = Path(sys.argv[3])
 run(tiny_config(Path(sys.argv[2]), out, eval_steps=2, save_steps=2, max_steps=4, input_corruption=0.1,
-                spoken=settings.SpokenSettings(sentences=2)), spoken.SpokenChoice.load)
+                spoken=settings.SpokenSettings(sentences=2)))
 import json, os
 (out / f"drawn-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """

@@ -14,7 +14,7 @@ the forced half chases the best fixed chunk sizes, and the sampled half has to e
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding import DecodeResult, Engine, PolicyChunk
-from dcar.decoding.graphs import capture_lock
+from dcar.decoding.graphs import capture_lock, one_thread
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -103,7 +103,7 @@ class Roller:
         self.device = base.norm.weight.device
         self._engine: Engine | None = None  # reused in every step
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="reward")
+        self._worker = one_thread(self.device, "reward")
 
     def collect(
         self,

@@ -3,6 +3,7 @@ Python."""
 
 import threading
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +14,14 @@ from dcar.errors import EngineError
 capture_lock = threading.RLock()
 """Lock to hold while a graph is captured, also by another library: only one capture may be underway
 in a process, and nothing may wait for the whole device meanwhile."""
+
+
+def one_thread(device: torch.device, name: str = "") -> ThreadPoolExecutor:
+    """Return a pool of one thread for work on a device. The current GPU of a new thread is the
+    first one, on which every process of a launch would then take memory."""
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1, name)
+    return ThreadPoolExecutor(1, name, torch.cuda.set_device, (device,))
 
 
 class CapturePool:

@@ -3,7 +3,7 @@ is one."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dcar.decoding import DecodeResult, Engine, Prompt
+from dcar.decoding.graphs import one_thread
 from dcar.process import cores
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.streaming import reach
@@ -102,7 +103,7 @@ def stream_audio(
             if len(samples) or finished is not None:
                 yield Piece(samples, vocoder.sample_rate, index, finished)
 
-    with ThreadPoolExecutor(1) as second:
+    with one_thread(vocoder.device) as second:
         for index, tokens, result in engine.run(prompts, seed=seed, stream=True, in_order=True):
             done = result is not None
             if index not in buffered:

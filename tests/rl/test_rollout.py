@@ -228,7 +228,7 @@ def test_the_host_waits_for_no_pass_and_a_rollout_for_one(monkeypatch):
 
 def test_rewards_have_one_thread_beside_which_no_graph_is_captured(monkeypatch):
     """A recogniser may capture graphs, and only one capture may be underway in a process."""
-    threads, capturing = [], []
+    threads, capturing, on_device = [], [], []
 
     def may_capture() -> bool:
         if free := capture_lock.acquire(blocking=False):
@@ -242,9 +242,12 @@ def test_rewards_have_one_thread_beside_which_no_graph_is_captured(monkeypatch):
         return [0.0] * len(audio)
 
     with fake_gpu.fake_gpu(monkeypatch) as device:
+        monkeypatch.setattr(
+            torch.cuda, "set_device", lambda index: on_device.append((index, threading.get_ident()))
+        )
         made = roller(tiny_decoder().to(device), parts=2)
         made.rewards = [watching]
         for seed in (1, 2):
             made.collect(random_policy(32).to(device), ragged_items(), range(5), seed)
     assert len(threads) == 4 and len(set(threads)) == 1 and threads[0] != threading.get_ident()
-    assert not any(capturing) and may_capture()
+    assert not any(capturing) and may_capture() and on_device == [(device, threads[0])]

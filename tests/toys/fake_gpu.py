@@ -331,6 +331,7 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
     copied.clear()
     for name, value in {
         "_lazy_init": lambda: None,
+        "set_device": lambda device: None,
         "Stream": Stream,
         "current_stream": Stream,
         "CUDAGraph": Graph,

@@ -15,7 +15,7 @@ result.
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -208,19 +208,17 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         return {s: choose_items(text_prompts(texts, items), limit) for s, items in made.items()}
 
     sets = {name: spoken(name, limit) for name, limit in config.limits.items()}
-    first, *more = sets
-    items = sets[first][config.prompt_seeds[0]]
     every_item = [i for by_seed in sets.values() for made in by_seed.values() for i in made]
     recordings = corpus_recordings(config.data)
     # raise now, not at the end, if the corpus is missing
-    if config.audio_utterances and items:
-        recordings(items[0].prompt_utterance_id)
+    if config.audio_utterances and every_item:
+        recordings(every_item[0].prompt_utterance_id)
     recorded = split.rows[:ENOUGH]
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     recognizer = load_recognizer(config.recognizer, device=device)
     return Tools(
-        items,
+        sets,
         models,
         vocoder,
         recognizer,
@@ -234,8 +232,6 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
             "texts": [{"name": name, **digest(text_list(name))} for name in sets if name != SPLIT],
         },
         load_scorers(config.scorers, prompts, device),
-        {seed: sets[first][seed] for seed in config.prompt_seeds[1:]},
-        {name: sets[name] for name in more},
         codebook_of(info.tokenizer, config.data)
         if len(config.prompt_seeds) * len(config.seeds) > 1
         else None,
@@ -290,26 +286,28 @@ class Comparison:
     ):
         self.config, self.tools, self.state, self.meeting = config, tools, state, meeting
         self.out = Path(config.out)
-        tools.choose(config.limit, config.prompt_seeds)
-        if not tools.items:
+        # the set of texts and the prompt seed with references, audio and pictures
+        self.first: Group = next(iter(config.limits)), config.prompt_seeds[0]
+        self.groups: dict[Group, list[PromptItem]] = {
+            (texts, seed): choose_items(tools.sets[texts][seed], config.limit)
+            for texts in config.limits
+            for seed in config.prompt_seeds
+        }
+        self.items = self.groups[self.first]
+        if not self.items:
             raise DataError(
                 f"split '{config.split}' of {config.data} has no utterances to compare on"
             )
+        for seed in config.prompt_seeds[1:]:
+            if self.groups[self.first[0], seed] == self.items:
+                raise ConfigError(
+                    f"prompt_seeds: {seed} gives the prompts of {config.prompt_seeds[0]}, because "
+                    "the corpus names them or has one utterance per speaker; leave prompt_seeds out"
+                )
         self.entries = [*make_methods(config.methods, tools.models, config.sampling), *more]
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
             self.entries = self.tuned.beside(self.entries)
-        # the set of texts and the prompt seed with references, audio and pictures
-        self.first: Group = next(iter(config.limits)), config.prompt_seeds[0]
-        sets = {
-            self.first[0]: {self.first[1]: tools.items, **tools.other_prompts},
-            **tools.more_texts,
-        }
-        self.groups: dict[Group, list[PromptItem]] = {
-            (texts, seed): items
-            for texts, by_seed in sets.items()
-            for seed, items in by_seed.items()
-        }
         # texts of a list have no recordings
         bounded = config.references and self.first[0] == SPLIT
         self.references = [RECORDING] if bounded and tools.recording is not None else []
@@ -348,11 +346,12 @@ class Comparison:
         self.meeting.wait("reading the records of earlier runs")
         store.open()
         # audio of utterances that every method decodes
-        shared = chosen_of(tools.items, min((e.limit for e in self.entries if e.limit), default=0))
+        shared = chosen_of(self.items, min((e.limit for e in self.entries if e.limit), default=0))
         kept = [shared[i] for i in spread(len(shared), config.audio_utterances)]
         makers = {
             group: Maker(
-                replace(tools, items=items),
+                tools,
+                items,
                 self.entries,
                 config.seeds,
                 kept if group == self.first else (),
@@ -503,7 +502,7 @@ class Comparison:
                 for i in job.indices
             ]
             for name, seed, i in sorted(wanted):
-                key = names[name], config.seeds[seed], maker.tools.items[i].utterance_id
+                key = names[name], config.seeds[seed], maker.items[i].utterance_id
                 if not maker.finished(*key[:2], i):
                     raise DataError(
                         f"{self.out}: no record of {key[0]}, seed {key[1]}, {key[2]}; a process "
@@ -548,7 +547,7 @@ class Comparison:
         transcript and the chunks."""
         tools, samples = self.tools, list[dict[str, Any]]()
         for i in maker.audio:
-            item = tools.items[i]
+            item = self.items[i]
             voices = []
             for name in self.names:
                 record = maker.done[name, maker.first_seed, item.utterance_id]

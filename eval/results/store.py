@@ -21,7 +21,7 @@ import numpy as np
 
 from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult
-from dcar.errors import ConfigError, DataError, check_format
+from dcar.errors import DataError, check_format
 from dcar.prompts.choose import by_digest
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer, transcripts
@@ -47,7 +47,9 @@ class Tools:
     """Models, data and scorers of a comparison; loaded from a config, or assembled in a notebook
     or test."""
 
-    items: list[PromptItem]
+    # name of a set of texts -> prompt seed -> its utterances; the first of both has references,
+    # audio and pictures
+    sets: Mapping[str, Mapping[int, list[PromptItem]]]
     models: Models
     vocoder: Vocoder
     recognizer: Recognizer
@@ -58,36 +60,15 @@ class Tools:
     corpus: dict[str, Any] = field(default_factory=lambda: {"texts": []})
     # by name; every record carries a score of each
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
-    # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of
-    # the first seed
-    other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
-    # name of a further set of texts -> prompt seed -> its utterances; `items` are the first set
-    more_texts: Mapping[str, Mapping[int, list[PromptItem]]] = field(default_factory=dict)
     # [V, P] centroids of the tokenizer, by which renderings are compared
     codebook: np.ndarray | None = None
     aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
     training: str = ""  # sentence on the training of FAR and CAR (eval/results/training.py)
 
-    def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
-        """Keep `limit` utterances of every set of texts (`choose_items`), the same for every prompt
-        seed; the first seed is that of `items`.
-
-        Raises ConfigError for prompt seeds whose prompts are those of the first.
-        """
-        self.items = choose_items(self.items, limit)
-        self.other_prompts = {
-            seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]
-        }
-        self.more_texts = {
-            texts: {seed: choose_items(items, limit) for seed, items in by_seed.items()}
-            for texts, by_seed in self.more_texts.items()
-        }
-        for seed, items in self.other_prompts.items():
-            if self.items == items:
-                raise ConfigError(
-                    f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, because the "
-                    "corpus names them or has one utterance per speaker; leave prompt_seeds out"
-                )
+    @property
+    def items(self) -> list[PromptItem]:
+        """Utterances of the first set of texts with the prompts of the first seed."""
+        return next(iter(next(iter(self.sets.values())).values()))
 
 
 @dataclass(frozen=True)
@@ -214,6 +195,7 @@ class Maker:
     def __init__(
         self,
         tools: Tools,
+        items: Sequence[PromptItem],
         entries: Sequence[Entry],
         seeds: Sequence[int],
         audio: Collection[int],
@@ -223,18 +205,19 @@ class Maker:
     ):
         """Adopt existing records. audio: indices into items of the utterances whose audio is
         kept, for the first seed."""
-        self.tools, self.audio, self.out, self.store = tools, audio, out, store
+        self.tools, self.items, self.audio = tools, items, audio
+        self.out, self.store = out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
         on_cpu = next(tools.models.decoder.parameters()).device.type == "cpu"
         self.together = 1 if on_cpu else VOICED_TOGETHER
-        self._items = [digest_of(described(item)) for item in tools.items]
+        self._items = [digest_of(described(item)) for item in items]
         self._methods = {
             name: digest_of([name, e.identity, asdict(e.sampling)])
             for name, e in self.entries.items()
         }
         self._common = digest_of([RECORD_VERSION, tools.identity, tools.recognizer.name])
-        self._index = {item.utterance_id: i for i, item in enumerate(tools.items)}
+        self._index = {item.utterance_id: i for i, item in enumerate(items)}
         self.done: dict[Key, Record] = {}
         self.adopt(done)
 
@@ -265,7 +248,7 @@ class Maker:
 
     def audio_path(self, method: str, index: int) -> Path:
         slug = "".join(c if c.isalnum() or c in "-@" else "-" for c in method)
-        name = hashlib.sha256(self.tools.items[index].utterance_id.encode()).hexdigest()[:8]
+        name = hashlib.sha256(self.items[index].utterance_id.encode()).hexdigest()[:8]
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
     def keeps_audio(self, seed: int, index: int) -> bool:
@@ -273,7 +256,7 @@ class Maker:
 
     def finished(self, method: str, seed: int, index: int) -> bool:
         """Return True if a record exists with all scores and, if it is to be kept, the audio."""
-        record = self.done.get((method, seed, self.tools.items[index].utterance_id))
+        record = self.done.get((method, seed, self.items[index].utterance_id))
         if record is None:
             return False
         if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
@@ -289,11 +272,11 @@ class Maker:
         progress(len(job.indices) - len(missing))
         if not missing:
             return
-        items = [self.tools.items[i] for i in job.indices]
+        items = [self.items[i] for i in job.indices]
         if job.method == RECORDING:
             assert self.tools.recording is not None
             for i in missing:
-                wave, rate = self.tools.recording(self.tools.items[i].utterance_id)
+                wave, rate = self.tools.recording(self.items[i].utterance_id)
                 started = time.perf_counter()
                 [text] = transcripts(self.tools.recognizer, [wave], rate)
                 seconds = {"recognizer": time.perf_counter() - started}
@@ -354,7 +337,7 @@ class Maker:
     def _finish(self, job: Job, index: int, wave: np.ndarray, rate: int, facts: Record) -> None:
         """Score a waveform [samples] and store its record. facts: its transcript and everything
         else that is known of it."""
-        item = self.tools.items[index]
+        item = self.items[index]
         record: Record = {
             "version": RECORD_VERSION,
             "method": job.method,

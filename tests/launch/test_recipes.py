@@ -520,7 +520,10 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
         "references=false",
     )
     tools = tiny_tools(Judge(), count=2)
-    tools.models = models_for(config, recipe)
+    tools.models, tools.sets = (
+        models_for(config, recipe),
+        {n: {0: tools.items} for n in config.limits},
+    )
     result = compare(config, tools)
     rows = [r["method"] for r in result["rows"]]
     names = list(map(str, read_methods(config.methods)))

@@ -134,7 +134,7 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
         decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())}
     )
     return Tools(
-        items,
+        {"split": {0: items}},
         models,
         vocoder,
         judge or LevelJudge(),

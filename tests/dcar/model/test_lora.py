@@ -257,11 +257,10 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path):
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 
     tools = Tools(
-        items[:4],
+        {"split": {0: items[:4]}},
         load_models(str(tmp_path / "car"), "", [str(out)]),
         vocoder,
         judge,
-        similarity=lambda wave, rate, speaker: 0.0,
         recording=None,
         identity={"v": "tone"},
     )

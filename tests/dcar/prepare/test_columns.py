@@ -205,7 +205,7 @@ def test_a_comparison_reads_what_it_speaks(many, read, texts):
         "cpu",
     )
     spoken = 80 if texts == "short" else 4
-    assert len(tools.items) == len(tools.other_prompts[5]) == spoken
+    assert len(tools.sets[texts][0]) == len(tools.sets[texts][5]) == spoken
     # of every prompt seed row and prompt, 60 utterances to align by, and a search for one recording
     assert sum(read) <= 2 * 3 * spoken + 60 + 2 * 20
 
@@ -215,8 +215,8 @@ def test_part_of_a_list_keeps_its_prompts(many):
     config = CompareConfig(data=many, split="train", decoder="starter", limit=4)
     few = load_tools(replace(config, texts=["split", "short:10"]), "cpu")
     whole = load_tools(replace(config, texts=["short"]), "cpu")
-    assert len(few.items) == 4 and len(few.more_texts["short"][0]) == 10
-    assert all(item in whole.items for item in few.more_texts["short"][0])
+    assert len(few.items) == 4 and len(few.sets["short"][0]) == 10
+    assert all(item in whole.items for item in few.sets["short"][0])
 
 
 def test_a_recording_is_read_from_the_path_in_its_row(many, read, monkeypatch):

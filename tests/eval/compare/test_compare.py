@@ -115,7 +115,8 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     path.write_text("easy\tThe tide came in.\nhard\tSix sick sheep.\n")
     tools = tiny_tools()
     texts = read_texts(path, lambda text: [1 + len(word) for word in text.split()])
-    tools.items, tools.corpus = text_prompts(texts, tools.items), {"texts": [{"name": str(path)}]}
+    tools.sets = {str(path): {0: text_prompts(texts, tools.items)}}
+    tools.corpus = {"texts": [{"name": str(path)}]}
 
     def listening(entry, prompts, *more):
         asked.setdefault(entry.name, []).extend(prompts)
@@ -160,7 +161,8 @@ def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_
     }
 
     def tools(**changes):
-        return replace(tiny_tools(**changes), more_texts={"hard": {0: texts}})
+        whole = tiny_tools(**changes)
+        return replace(whole, sets={**whole.sets, "hard": {0: texts}})
 
     with pytest.raises(KeyboardInterrupt):
         spoken(tmp_path, tools(judge=LevelJudge(fail_after=70)), **asked)
@@ -175,7 +177,7 @@ def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_
     assert Counter(r.get("texts") for r in records) == {None: 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
     alone = spoken(
         tmp_path / "alone",
-        replace(tiny_tools(), items=texts),
+        replace(tiny_tools(), sets={"hard": {0: texts}}),
         **{**asked, "texts": ["hard"], "methods": asked["methods"][:-1]},
     )
     timed = ("lm", "rtf", "speedup", "policy_share", "timed")
@@ -270,6 +272,10 @@ def test_every_scorer_is_a_column(compared):
     assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
 
+def of_split(items):
+    return {"split": {0: items}}
+
+
 AGAIN = {"again": Scorer("again", "similarity", "again", loudness)}
 
 
@@ -281,9 +287,9 @@ AGAIN = {"again": Scorer("again", "similarity", "again", loudness)}
         (lambda tools: {}, {"sampling": replace(SHORT, temperature=0.5)}, True),
         (
             lambda tools: {
-                "items": [
-                    replace(i, speaker_embedding=2 * i.speaker_embedding) for i in tools.items
-                ]
+                "sets": of_split(
+                    [replace(i, speaker_embedding=2 * i.speaker_embedding) for i in tools.items]
+                )
             },
             {},
             True,
@@ -362,7 +368,7 @@ def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_t
     def made(folder: Path, together: int, done: list[dict] | None = None) -> list[dict]:
         store = RecordStore(folder)
         store.open()
-        maker = Maker(tools, entries, [0], (), tmp_path, store, done or ())
+        maker = Maker(tools, tools.items, entries, [0], (), tmp_path, store, done or ())
         assert maker.together == 1  # on a CPU
         maker.together = together
         maker.run(job, lambda count: None)

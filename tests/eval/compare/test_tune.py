@@ -44,9 +44,14 @@ def other_voices(count: int = 6, shift: int = 1) -> list:
     ]
 
 
+def of_split(others: list) -> dict:
+    """The tiny utterances, and those with the prompts of seed 7."""
+    return {"split": {0: tiny_items(), 7: others}}
+
+
 def replicated() -> Tools:
     codebook = np.random.default_rng(0).normal(size=(12, 4))
-    return replace(tiny_tools(), other_prompts={7: other_voices()}, codebook=codebook)
+    return replace(tiny_tools(), sets=of_split(other_voices()), codebook=codebook)
 
 
 def tiny_tune(out: Path | str, **changes) -> TuneConfig:
@@ -137,11 +142,11 @@ def test_replicates_of_an_utterance_stay_together(tmp_path):
 def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
     alone, asked = LevelJudge(), dict(methods=["car-2"], prompt_seeds=[0, 7])
     others = [*tiny_items()[:3], *other_voices()[3:]]
-    spoken(tmp_path, replace(tiny_tools(), other_prompts={7: others}), **asked)
+    spoken(tmp_path, replace(tiny_tools(), sets=of_split(others)), **asked)
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     assert len(shard.read_text().splitlines()) == 6 + 3 and len(records_of(tmp_path)) == 12
     with pytest.raises(ConfigError, match="prompt_seeds: 7 "):
-        spoken(tmp_path, replace(tiny_tools(alone), other_prompts={7: tiny_items()}), **asked)
+        spoken(tmp_path, replace(tiny_tools(alone), sets=of_split(tiny_items())), **asked)
     assert alone.calls == 0
 
 

@@ -41,55 +41,37 @@ class Located:
         return replace(self, costs=weight * self.costs)
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """Decisions of one rollout.
-
-    located: its costs for each reward; empty if it has no tokens, or a reward is missing. starts:
-    index of the token before which each decision was made.
-    """
-
-    located: Sequence[Located]
-    starts: Sequence[int]
+def located_costs(record: Any, asked: Sequence[tuple[Any, float]]) -> list[Located]:
+    """Return the costs of a rollout (`RolloutRecord`) for each reward in `asked`, times its
+    weight; empty if one of the rewards could not locate it."""
+    if not all(reward in record.located for reward, _ in asked):
+        return []
+    return [record.located[reward].times(weight) for reward, weight in asked]
 
 
-def decisions_of(
-    records: Sequence[Any], failed: Sequence[bool], asked: Sequence[tuple[Any, float]]
-) -> list[Decisions]:
-    """Return the decisions of rollouts (`RolloutRecord`), with their costs for each reward in
-    `asked` times its weight. `located` is empty for a rollout that failed, or that one of the
-    rewards could not locate."""
-    found = []
-    for record, missing in zip(records, failed, strict=True):
-        located: list[Located] = []
-        if not missing and all(reward in record.located for reward, _ in asked):
-            located = [record.located[reward].times(weight) for reward, weight in asked]
-        first = record.result.prompt_length - 1
-        starts = [position - first for position in record.result.decision_positions]
-        found.append(Decisions(located, starts))
-    return found
-
-
-def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) -> list[np.ndarray]:
+def decision_advantages(
+    group: Sequence[Sequence[Located]], starts: Sequence[Sequence[int]], window: int, shortest: int
+) -> list[np.ndarray]:
     """Return the advantages of the decisions of every rollout of a group, summed over the rewards
     and in their unit; NaN for rollouts that were not located, zeros if only one was.
 
-    window: tokens of the recording for which a decision is responsible. They are counted as places
-    by `Located.rate`, at least one, so their number never depends on what the decision led to.
-    shortest: tokens after a decision that are the same whatever it chooses: those of the smallest
-    chunk, or none if it chooses among several candidates.
+    group: costs of every rollout for each reward, empty if it was not located. starts: indices of
+    the tokens before which its decisions were made. window: tokens of the recording for which a
+    decision is responsible. They are counted as places by `Located.rate`, at least one, so their
+    number never depends on what the decision led to. shortest: tokens after a decision that are the
+    same whatever it chooses: those of the smallest chunk, or none if it chooses among several
+    candidates.
     """
-    located = [d.located for d in group if d.located]
-    found = [np.full(len(d.starts), 0.0 if d.located else math.nan) for d in group]
+    found = [
+        np.full(len(of), 0.0 if one else math.nan) for one, of in zip(group, starts, strict=True)
+    ]
+    located = [rollout for rollout in zip(group, starts, found, strict=True) if rollout[0]]
     if len(located) < 2:
         return found
-    for reward, of_rollouts in enumerate(zip(*located, strict=True)):
-        mean = np.mean([one.costs for one in of_rollouts], axis=0)
-        for values, decisions in zip(found, group, strict=True):
-            if decisions.located:
-                values += _better(
-                    decisions.located[reward], decisions.starts, mean, window, shortest
-                )
+    for reward in range(len(located[0][0])):
+        mean = np.mean([one[reward].costs for one, _, _ in located], axis=0)
+        for one, of, values in located:
+            values += _better(one[reward], of, mean, window, shortest)
     return found
 
 

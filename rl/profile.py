@@ -42,7 +42,6 @@ from dcar.vocoder.base import Vocoder
 from rl.transcription import (
     RolloutRecord,
     check_recognizer,
-    counted,
     ground_truth_errors,
     synthesise,
     transcribe,
@@ -172,7 +171,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
     )
     vocoder = vocoder_for(base, config.data, items, config.vocoder, device)
     recognizer = load_recognizer(config.recognizer, device)
-    recordings = counted(ground_truth_errors(items, vocoder, recognizer).values()).wer
+    recordings = corpus_wer(list(ground_truth_errors(items, vocoder, recognizer).values())).wer
     check_recognizer(recognizer.name, recordings, config.max_reward_wer)
     result = profile(
         base,

@@ -49,7 +49,7 @@ from dcar.vocoder.load import vocoder_identity
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
-from rl.credit import decision_advantages, decisions_of, scaled
+from rl.credit import decision_advantages, located_costs, scaled
 from rl.data import PromptBatches, Prompts, items_of, prompts_of
 from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
@@ -480,11 +480,18 @@ class DCPOTrainer(ResilientTrainer):
         shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
         weighted_rewards = zip(self.reward_funcs, self.reward_weights, strict=True)
         locating = [(reward, weight) for reward, weight in weighted_rewards if locates(reward)]
-        decisions = decisions_of(records, rewards.isnan().tolist(), locating)
+        located = [
+            [] if failed else located_costs(record, locating)
+            for record, failed in zip(records, rewards.isnan().tolist(), strict=True)
+        ]
+        starts = [
+            [p - r.result.prompt_length + 1 for p in r.result.decision_positions] for r in records
+        ]
         found = []
-        for first in range(0, len(decisions), group):
-            members = decisions[first : first + group]
-            found += decision_advantages(members, args.credit_window, shortest)
+        for i in range(0, len(records), group):
+            found += decision_advantages(
+                located[i : i + group], starts[i : i + group], args.credit_window, shortest
+            )
         if self.pass_cost is not None:
             sizes = [np.array(r.result.sizes) for r in records]
             saved = self.pass_cost.saved(sizes, self._mean_size(records), args.credit_window)
@@ -496,8 +503,8 @@ class DCPOTrainer(ResilientTrainer):
             found = scaled(found, gather_object(found))
         elif args.scale_rewards == "group":
             found = [v for i in range(0, len(found), group) for v in scaled(found[i : i + group])]
-        located = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in found], True)
-        return self._group_advantages(rest).values[:, None] + located.to(rest.device, torch.float32)
+        padded = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in found], True)
+        return self._group_advantages(rest).values[:, None] + padded.to(rest.device, torch.float32)
 
     def _check_failures(self, records: Sequence[RolloutRecord], rewards: Tensor) -> None:
         failed = [

@@ -10,8 +10,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from dcar.errors import ConfigError, RewardError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
-from dcar.text.wer import NORMALIZER, WERScore, WordErrors, corpus_wer, word_errors
+from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
@@ -193,24 +193,16 @@ def recording(item: PromptItem) -> RolloutRecord:
 
 def ground_truth_errors(
     items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer
-) -> dict[str, list[int] | None]:
-    """Return the word errors of every recording, resynthesised from its own tokens: id -> [S, D,
-    I, N], or None if that failed."""
-    found: dict[str, list[int] | None] = {}
+) -> dict[str, WordErrors | None]:
+    """Return the word errors of every recording, resynthesised from its own tokens, by id; None
+    if that failed."""
+    found: dict[str, WordErrors | None] = {}
     for start in range(0, len(items), RECORDINGS_AT_ONCE):
         records = [recording(item) for item in items[start : start + RECORDINGS_AT_ONCE]]
         synthesise(records, vocoder)
         transcribe(records, recognizer)
-        for record in records:
-            counts = None if record.errors is None else list(astuple(record.errors)[:4])
-            found[record.item.utterance_id] = counts
+        found |= {record.item.utterance_id: record.errors for record in records}
     return found
-
-
-def counted(errors: Iterable[Sequence[int] | None]) -> WERScore:
-    """Return the corpus score of counts [S, D, I, N]; None for an utterance without a
-    transcript."""
-    return corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in errors])
 
 
 def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
@@ -256,9 +248,9 @@ class GroundTruth:
             )
         self.fingerprint = digest.hexdigest()
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        self.errors: dict[str, list[int] | None] = {}
+        self.errors: dict[str, WordErrors | None] = {}
         if stored.get("fingerprint") == self.fingerprint:
-            self.errors = stored["errors"]
+            self.errors = {k: e and WordErrors(**e) for k, e in stored["errors"].items()}
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
         """Return this process's share of the prompts that are not in the file."""
@@ -279,11 +271,12 @@ class GroundTruth:
                     self.errors |= errors
                     bar.update(len(errors))
                 if not rank:
-                    write_json(self.path, {"fingerprint": self.fingerprint, "errors": self.errors})
+                    counts = {k: e and asdict(e) for k, e in self.errors.items()}
+                    write_json(self.path, {"fingerprint": self.fingerprint, "errors": counts})
 
     def rates(self) -> dict[str, float]:
-        return {k: sum(e[:3]) / e[3] for k, e in self.errors.items() if e is not None}
+        return {k: e.rate for k, e in self.errors.items() if e is not None}
 
     def corpus(self) -> float:
         """Return the corpus WER of the resynthesised recordings."""
-        return counted(self.errors.values()).wer
+        return corpus_wer(list(self.errors.values())).wer

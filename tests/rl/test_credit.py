@@ -10,32 +10,33 @@ from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
-from rl.credit import Decisions, Located, decision_advantages, scaled
+from rl.credit import Located, decision_advantages, scaled
 from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask
 from rl.transcription import RolloutRecord
 
 
-def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
-    """Rollouts as long as the recording: token i stands for place i."""
-    return [Decisions([Located(row, np.arange(len(row)))], starts) for row in costs]
+def advantages_of(costs: np.ndarray, starts: list[int], *silent: list) -> list[np.ndarray]:
+    """Of rollouts as long as the recording (token i stands for place i), and of silent ones."""
+    located = [[Located(row, np.arange(len(row)))] for row in costs]
+    decisions = [*[starts] * len(costs), *[[0]] * len(silent)]
+    return decision_advantages([*located, *silent], decisions, window=2, shortest=1)
 
 
 def test_decision_advantages_by_hand():
     costs = np.array([[0.0, 0, 1, 0, 0, 0], [0, 0, 3, 0, 0, 2]])
-    first, second = decision_advantages(group_of(costs, [0, 2, 4]), window=2, shortest=1)
+    first, second = advantages_of(costs, [0, 2, 4])
     # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the
     # first pays .5, 0, 0
     expected = np.array([0.5, 0.0, 1.0])
     assert first == pytest.approx(expected) and second == pytest.approx(-expected)
     scale = np.concatenate((expected, -expected)).std(ddof=1)
-    silent = decision_advantages([*group_of(costs, [0, 2, 4]), Decisions([], [0])], 2, 1)
+    silent = advantages_of(costs, [0, 2, 4], [])
     for values in (scaled(silent), scaled(silent, [first, second])):
         assert values[0] == pytest.approx(expected / scale)
         assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
     assert not scaled([np.zeros(3), np.zeros(1)])[0].any()
-    alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
-    assert not any(a.any() for a in alike)
-    assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
+    for alike in (costs[[0, 0]], costs[:1]):
+        assert not any(a.any() for a in advantages_of(alike, [0, 2]))
 
 
 # --- where rewards were lost ----------------------------------------------------------------------
@@ -68,8 +69,8 @@ def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
 
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
-    mates = [Decisions([r.located[reward]], s) for r, s in zip(records, starts, strict=True)]
-    return scaled(decision_advantages(mates, window, shortest=1))
+    located = [[r.located[reward]] for r in records]
+    return scaled(decision_advantages(located, starts, window, shortest=1))
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
@@ -213,8 +214,8 @@ def test_windows_are_of_the_recordings_seconds():
         (6, [-0.25, 0.25, 0.5, -0.5]),
         (30, [0.125, 0, 0.5, -0.5]),
     ):
-        mates = [Decisions([Located(row, places, 4 / 12)], [0, 3, 5, 6]) for row in costs]
-        first, second = decision_advantages(mates, window, shortest=0)
+        located = [[Located(row, places, 4 / 12)] for row in costs]
+        first, second = decision_advantages(located, [[0, 3, 5, 6]] * 2, window, shortest=0)
         assert first == pytest.approx(np.array(expected)) and second == pytest.approx(-first)
 
 
@@ -226,8 +227,8 @@ def test_rewards_are_added_in_their_units():
     starts = [0, 3, 6, 9]
 
     def values(*located):
-        mates = [Decisions(one, starts) for one in zip(*located, strict=True)]
-        return np.array(scaled(decision_advantages(mates, 3, 0)))
+        group = list(zip(*located, strict=True))
+        return np.array(scaled(decision_advantages(group, [starts] * len(group), 3, 0)))
 
     def times(located, weight):
         return [one.times(weight) for one in located]

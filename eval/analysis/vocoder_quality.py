@@ -4,11 +4,12 @@ any decoder adds errors of its own.
     dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export \\
         split=test out=runs/vocoder_quality
 
-The split's recordings are transcribed, and so are their own tokens, synthesised by the vocoder in
-the voice of another utterance of the speaker. A resynthesis has the right voice if its speaker
-embedding is nearest to that voice's mean embedding over its recordings: among the voices of this
-split, and among all voices of the corpus. The shipped voices of the test split are in no training
-data, so there the first is the share of unseen voices that are reproduced.
+The split's recordings are transcribed (`limit` of them, drawn by `seed`), and so are their own
+tokens, synthesised by the vocoder in the voice of another utterance of the speaker. A resynthesis
+has the right voice if its speaker embedding is nearest to that voice's mean embedding over its
+recordings: among the voices of this split, and among all voices of the corpus. The shipped voices
+of the test split are in no training data, so there the first is the share of unseen voices that are
+reproduced.
 
 The vocoder gets the voice from the same encoder, and may have been trained to please it
 (`voice_weight`): then these shares flatter it.
@@ -31,6 +32,8 @@ from dcar.config.commands import PromptSettings, RunSettings, SeedSettings, Spee
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.process import own_device, run_claimed
+from dcar.prompts.choose import drawn
+from dcar.prompts.chooser import with_prompts
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
@@ -74,9 +77,9 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`. Raises DataError
     for an empty split."""
     split = load_split(config.data, config.split)
-    items = make_prompts(
-        split, config.prompt_tokens, config.seed, rows=range(len(split))[: config.limit or None]
-    )
+    split = with_prompts(split, f"{config.data}: split {config.split}")
+    rows = np.sort(drawn(split, config.seed, config.limit))
+    items = make_prompts(split, config.prompt_tokens, config.seed, rows=rows)
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
     recording, device = corpus_recordings(config.data), own_device(config.device)
@@ -86,7 +89,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
-    rows: list[dict[str, Any]] = [{"id": item.utterance_id, "text": item.text} for item in items]
+    found: list[dict[str, Any]] = [{"id": item.utterance_id, "text": item.text} for item in items]
     result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
 
     size = config.batch_size
@@ -96,7 +99,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         errors = [
             word_errors(text, words or "") for text, words in zip(texts, transcripts, strict=True)
         ]
-        for row, words, e in zip(rows, transcripts, errors, strict=True):
+        for row, words, e in zip(found, transcripts, errors, strict=True):
             row[name] = {"transcript": words, "errors": e.errors}
         interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
         measured: dict[str, Any] = {
@@ -113,9 +116,9 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             ]
         )
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
-            found = nearest_voice(embeddings, voices, names)
+            nearest = nearest_voice(embeddings, voices, names)
             right = float(
-                np.mean([a == item.speaker for a, item in zip(found, items, strict=True)])
+                np.mean([a == item.speaker for a, item in zip(nearest, items, strict=True)])
             )
             measured[key] = right if len(names) > 1 else None
         own = np.stack(
@@ -143,7 +146,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         ),
         int(vocoder.sample_rate),
     )
-    result |= {"recognizer": config.recognizer, "utterances": rows}
+    result |= {"recognizer": config.recognizer, "utterances": found}
     result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
     out = Path(config.out)
     write_json(out / "vocoder_quality.json", result)

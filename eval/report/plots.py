@@ -139,26 +139,17 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
     floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
     if floor is not None:
-        far = 0.15 * (high - low)  # a line far away would squeeze the points
-        where = ""
-        if floor <= low - far:
-            where = " (below)"
-        elif floor >= high + far:
-            where = " (above)"
-        text = f"recordings resynthesised from their tokens: {floor:.1f} %{where}"
-        axes.text(
-            0.995,
-            {" (below)": 0.01, " (above)": 0.99}.get(where, floor),
-            text,
-            ha="right",
-            va="top" if where == " (above)" else "bottom",
-            fontsize=7.5,
-            color="#777777",
-            transform=axes.transAxes if where else axes.get_yaxis_transform(),
-        )
-        if not where:
+        near = 0.15 * (high - low)  # to show a line far away would squeeze the points
+        if low - near < floor < high + near:
             low, high = min(low, floor), max(high, floor)
-            axes.axhline(floor, color="#999999", lw=1, ls=":", zorder=1)
+        axes.axhline(
+            floor,
+            color="#999999",
+            lw=1,
+            ls=":",
+            zorder=1,
+            label=f"recordings resynthesised\nfrom their tokens: {floor:.1f} %",
+        )
     margin = max(0.1, 0.03 * (high - low))
     axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.margins(x=0.1)

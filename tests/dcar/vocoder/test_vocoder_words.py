@@ -137,10 +137,11 @@ class Voices:
         return np.eye(256)[[int(abs(float(wave[0])) > 0.5) for wave in waves]]
 
 
-@pytest.mark.parametrize("speakers", [2, 1])
+@pytest.mark.parametrize("speakers", [2, 1, 3])
 def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
     """In a corpus of one speaker, as every LJSpeech folder is, there is nobody to be taken for:
-    those shares are not there, and all else is."""
+    those shares are not there, and all else is. Of three speakers, two have one utterance, which
+    would be spoken in its own voice: they are left out."""
     data = write_prepared(tmp_path / "data", train=2, dev=4, speakers=speakers)
     tiny_vocoder().save_pretrained(tmp_path / "vocoder")
     speaker = {row["id"]: row["speaker"] for row in load_prepared(data, "dev")}
@@ -174,7 +175,11 @@ def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
             out=str(tmp_path / "out"),
         )
     )
-    assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
+    assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text()) == result
+    if speakers == 3:
+        assert (result["n"], result["voices"], result["voices_of_corpus"]) == (2, 1, 3)
+        return
+    assert result["n"] == 4
     assert result["utterances"][0]["recording"] == {"transcript": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised"):
         # one word of three in two of four utterances

@@ -7,6 +7,7 @@ import pytest
 from compare_worker import mapping_of
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from eval.methods.families import family_of
 from eval.methods.kinds import KINDS
@@ -60,20 +61,24 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
     assert all(a[2] - b[2] > 0.1 for a, b in itertools.pairwise(shades))
 
 
-@pytest.mark.parametrize(("floor", "where"), [(0.01, " (below)"), (0.105, ""), (0.3, " (above)")])
-def test_a_floor_that_is_far_away_is_told_at_the_border(
-    monkeypatch, recwarn, tmp_path, floor, where
+@pytest.mark.parametrize(("floor", "shown"), [(0.01, False), (0.105, True), (0.3, False)])
+def test_a_floor_that_is_far_away_is_in_the_legend_alone(
+    monkeypatch, recwarn, tmp_path, floor, shown
 ):
     """Recordings may be understood less well than what a decoder says of them."""
-    texts, text = [], Axes.text
+    figures, save = [], Figure.savefig
     monkeypatch.setattr(
-        Axes, "text", lambda self, *a, **more: texts.append(a[2]) or text(self, *a, **more)
+        Figure, "savefig", lambda self, path: figures.append(self) or save(self, path)
     )
     reference = {"method": RESYNTHESIS, "kind": "reference", "wer": floor}
     plot_errors(
         [row("dcar", 0), row("dcar@d0.5", 1), reference], "tokens_per_pass", tmp_path / "plot.png"
     )
-    assert f"recordings resynthesised from their tokens: {100 * floor:.1f} %{where}" in texts
+    (figure,) = figures
+    low, high = figure.axes[0].get_ylim()
+    assert (low < 100 * floor < high) == shown
+    (legend,) = figure.legends
+    assert any(f"{100 * floor:.1f} %" in text.get_text() for text in legend.get_texts())
     assert not [str(w.message) for w in recwarn if "layout" in str(w.message)]
 
 

@@ -252,6 +252,7 @@ def export(config: ExportConfig) -> Path:
     logs = [p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()]
     if logs and logs[0].parent != out:
         shutil.copyfile(logs[0], out / "log.jsonl")
+    (out / PROGRAM).unlink(missing_ok=True)  # of another policy, which was here before
     if config.program and base is not None:
         export_program(policy, base, out / PROGRAM, config.num_candidates)
     write_provenance(out, origin)

@@ -88,7 +88,9 @@ class HubertEncoder:
         return f"hubert {self.sha256} layer={self.layer} normalize={self.normalize}"
 
     def card(self) -> dict[str, Any]:
-        return {"encoder": self.source, "layer": self.layer, "normalize": self.normalize}
+        folder = Path(self.source)  # may be relative; the tokenizer is loaded from anywhere
+        encoder = str(folder.absolute()) if folder.is_dir() else self.source
+        return {"encoder": encoder, "layer": self.layer, "normalize": self.normalize}
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Return the states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz). Raises

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from dcar.errors import CheckpointError
+from dcar.errors import AssetError, CheckpointError
 from dcar.sources.shipped import resolve
 from dcar.tokens import codec, rvq
 from dcar.tokens.base import SpeechTokenizer
@@ -41,7 +41,13 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
     encoder: StateEncoder
     try:
         if card["type"] == HubertEncoder.kind:
-            encoder = shared_hubert(str(card["encoder"]), int(card["layer"]), device)
+            try:
+                encoder = shared_hubert(str(card["encoder"]), int(card["layer"]), device)
+            except AssetError as error:
+                raise AssetError(
+                    f"{folder}: its HuBERT is not here ({error}); write its location into "
+                    f"`encoder` of {folder}/tokenizer.json"
+                ) from error
         else:
             encoder = WhisperEncoder(card["tail_seconds"], device=device)
     except (KeyError, TypeError, ValueError) as error:

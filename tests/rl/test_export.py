@@ -115,6 +115,14 @@ def test_a_checkpoint_is_exported_with_its_own_step_and_no_metrics(run):
     assert "0.1234" not in card
 
 
+def test_digests_are_those_of_the_exported_files(run):
+    """Also of a second export into the folder, from which the program of the first is gone."""
+    for more in ((), ("program=false",)):
+        out = export(run, *more)
+        assert verify(out) == {out / "provenance.json": (4 + (not more), [])}
+        assert (out / "serving.pt2").exists() == (not more)
+
+
 def test_program_computes_the_same_with_torch_alone(run, tmp_path):
     """Loaded in a process that cannot import this project, at other batch sizes and lengths. The
     card's table has the shapes that it answers with, and its example runs in the exported

@@ -56,6 +56,20 @@ def test_hubert_states_are_those_of_transformers(hubert):
         encoder(np.full(61 * RATE, 0.1, np.float32), RATE)
 
 
+def test_hubert_of_a_relative_folder_is_found_from_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    waves = [(np.random.default_rng(0).normal(size=16_000).astype(np.float32), 16_000)] * 2
+    encoder = HubertEncoder(save_hubert(Path("hubert")))
+    KMeansTokenizer.fit(waves, encoder, vocab_size=16).save_pretrained("codes")
+    shared_hubert.cache_clear()
+    monkeypatch.chdir("/")
+    assert load_tokenizer(tmp_path / "codes").vocab_size == 16
+    shared_hubert.cache_clear()
+    (tmp_path / "hubert").rename(tmp_path / "moved")
+    with pytest.raises(AssetError, match="codes: .*`encoder` of .*tokenizer.json"):
+        load_tokenizer(tmp_path / "codes")
+
+
 @pytest.mark.parametrize("large", [True, False])
 def test_hubert_batches_give_the_states_and_codes_of_single_waveforms(large, tmp_path, monkeypatch):
     """Where padding would change states, only equal lengths share a batch."""

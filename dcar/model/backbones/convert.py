@@ -87,9 +87,6 @@ class ConvertConfig:
     eos_id: int = setting(
         -1, "causal-lm with first_speech_id: id of the end of speech.", minimum=-1
     )
-    architecture: str = setting(
-        "", "cosyvoice2: folder with Qwen2's config.json; empty = CosyVoice-BlankEN by llm.pt."
-    )
     text_tokenizer: str = setting(
         "openai/whisper-large-v3",
         "cosyvoice: Whisper's text tokenizer, which CosyVoice's folder does not contain.",
@@ -119,11 +116,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     )
     text: TextTokenizer | None = None
     if config.kind == "cosyvoice2":
-        folder = (
-            Path(config.architecture)
-            if config.architecture
-            else (source if source.is_dir() else source.parent) / BLANK
-        )
+        folder = (source if source.is_dir() else source.parent) / BLANK
         text = TextTokenizer.from_pretrained(folder)
         decoder = load_cosyvoice2(
             source, folder, config.speech_vocab_size, phonemes=text.name, **settings

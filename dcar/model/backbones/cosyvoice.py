@@ -121,9 +121,7 @@ def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
     """Return the configuration of the Qwen2 inside, from `folder`/config.json; its vocabulary is
     that of the weights."""
     path = folder / "config.json"
-    architecture = read_config(
-        folder, f"{FIX}, or give architecture=<folder with Qwen2's config.json>"
-    )
+    architecture = read_config(folder, FIX)
     if architecture.get("model_type") != "qwen2":
         raise CheckpointError(
             f"{path}: expected model_type qwen2, found {architecture.get('model_type')!r}; {FIX}"

@@ -206,14 +206,9 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
         ),
         (lambda t, f: rewritten(f, t, **{"llm_embedding.weight": None}), "CosyVoice 3"),
         (lambda t, f: rewritten(f, t, **{"llm_decoder.bias": None}), r"\['llm_decoder.bias'\]"),
-        (lambda t, f: rewritten(f, {"weight": torch.zeros(2)}), "'llm_embedding.weight'"),
         (
             lambda t, f: rewritten(f, t, **{"llm_decoder.weight": torch.zeros(4, 32)}),
             r"llm_decoder.weight \(4, 32\)",
-        ),
-        (
-            lambda t, f: rewritten(f, t, **{"llm.model.model.norm.weight": torch.zeros(3)}),
-            r"norm.weight \(3,",
         ),
         (
             lambda t, f: rewritten(f, t, **{"llm.model.model.layers.2.x": torch.zeros(3)}),

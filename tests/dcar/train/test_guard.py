@@ -29,7 +29,6 @@ def test_all_finite_looks_at_values_not_at_their_squares():
 @pytest.mark.parametrize(
     ("changes", "model", "message"),
     [
-        ({"learning_rate": math.inf}, {}, "step 2: .*weights.*text_embedding"),
         ({}, {"speech_position_scale": math.nan}, "step 1: .*loss .*nan"),
         ({"learning_rate": math.inf, "save_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
         ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
@@ -99,8 +98,6 @@ def lagging(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "model", "message"),
     [
-        ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
-        ({"logging_steps": 4}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
         (
             {"logging_steps": 4, "max_steps": 1},
             {"speech_position_scale": math.nan},

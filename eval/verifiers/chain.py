@@ -23,7 +23,7 @@ from eval.verifiers.drafters import Drafter
 from heads.layers import at
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: PyTorch 2.11 does not compile those
 class Uniforms:
     """Uniform random numbers in [0, 1) of positions [B] or [B, m], counted from the first
     generated token. `uniform("accept")` looks up the first number of each position; further ones

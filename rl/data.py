@@ -52,17 +52,9 @@ def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
         )
     return [
         PromptItem(
-            row["utterance_id"],
-            row["text_ids"],
-            row["prompt_ids"],
-            row["text"],
-            row["speaker"],
-            np.asarray(row["speaker_embedding"], np.float32),
-            list(row["reference_tokens"]),
-            row["prompt_utterance_id"],
-            row["duration"],
-            row["prompt_text_units"],
-            columns={name: value for name, value in row.items() if name not in COLUMNS},
+            **{name: row.pop(name) for name in COLUMNS if name != "speaker_embedding"},
+            speaker_embedding=np.asarray(row.pop("speaker_embedding"), np.float32),
+            columns=row,
         )
         for row in dataset
     ]

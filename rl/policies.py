@@ -124,6 +124,11 @@ def check_fits(policy: ChunkPolicy, config: DCPOConfig, rewards: Sequence[Reward
             "chunk_range is empty: set it, or `guidance` (written by `dcar profile`), or "
             "forced_rows=none"
         )
+    if config.policy_sizes and tuple(config.policy_sizes) != policy.config.sizes:
+        raise ConfigError(
+            f"policy_sizes={config.policy_sizes} is for a new policy, but the given one chooses "
+            f"among {list(policy.config.sizes) or 'all sizes'}: set policy_sizes=[]"
+        )
     if max(config.chunk_range, default=1) > policy.config.num_actions:
         raise ConfigError(
             f"chunk_range {config.chunk_range} contains sizes above {policy.config.num_actions}, "

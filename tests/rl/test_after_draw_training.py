@@ -136,6 +136,22 @@ def test_credit_by_likelihood_masks_what_failed(tmp_path):
         assert len(set(prepared.advantages[row, real[row]].tolist())) > 1
 
 
+def test_of_rewards_by_rollout_what_failed_is_left_out_of_the_groups_mean(tmp_path):
+    """Beside a located reward without weight."""
+    trainer = trainer_of(
+        tmp_path,
+        [LikelihoodReward(ToyCTC(), locate=True), faster],
+        credit="decision",
+        reward_weights=[0.0, 1.0],
+        vocoder=ToyVocoder(lambda tokens: len(tokens) % 7 == 0),
+        max_failed_rewards=1.0,
+    )
+    prepared = trainer._rollouts(next(iter(trainer.get_train_dataloader())))
+    groups, kept = prepared.advantages[:, 0].view(-1, 4), prepared.weights.view(-1, 4)
+    assert 0 < kept.sum() < kept.numel() and groups.abs().max() > 0.5
+    assert (groups * kept).sum(1).abs().max() < 1e-5
+
+
 def test_credit_by_likelihood_learns(tmp_path):
     """The reward hears no words; fewer of them are wrong."""
     trainer = trainer_of(

@@ -162,7 +162,8 @@ ONE_UPDATE = dict(max_steps=1, eval_strategy="no", save_strategy="no", load_best
     ids=str,
 )
 def test_an_update_does_not_depend_on_how_its_rollouts_are_divided(tmp_path, changes):
-    """Normalisers, the std of the batch and the mean size are those of the whole update."""
+    """Normalisers, the std of the batch and the mean size are those of the whole update; the second
+    one, on the same rollouts, has all of them too."""
     policies = []
     for size, accumulation in ((32, 1), (8, 4)):
         trainer = toy_trainer(
@@ -172,8 +173,7 @@ def test_an_update_does_not_depend_on_how_its_rollouts_are_divided(tmp_path, cha
             gradient_accumulation_steps=accumulation,
             optim="sgd",
             learning_rate=1.0,
-            **ONE_UPDATE,
-            **changes,
+            **{**ONE_UPDATE, "max_steps": 2, "num_iterations": 2, **changes},
         )
         before = trainer.policy.output.weight.clone()
         trainer.train()
@@ -264,7 +264,8 @@ def test_run_logs_everything_and_writes_the_policy(tmp_path):
     assert updates[0]["ratio_max"] == pytest.approx(1) and updates[1]["ratio_max"] > 1.001
     assert [line["beta"] for line in updates] == [0.0] * 6 + [config.beta] * 6
     assert updates[0]["kl"] == pytest.approx(0, abs=1e-6) and updates[5]["kl"] > 0
-    assert updates[6]["kl"] == pytest.approx(0, abs=1e-6)  # the reference moved with the epoch
+    # the reference moves with the epoch, not with every window of two updates
+    assert updates[2]["kl"] > 1e-6 and updates[6]["kl"] == pytest.approx(0, abs=1e-6)
     evaluations = [line for line in lines if "eval_wer" in line]
     assert len(evaluations) == 3 and {
         "eval_tokens_per_pass",
@@ -439,6 +440,8 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             toy_trainer(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=r"policy_sizes=\[2, 3\] .*all sizes"):
+        toy_trainer(tmp_path, {"model": random_policy()}, policy_sizes=[2, 3])
     with pytest.raises(ConfigError, match="^decoder "):
         main([f"out={tmp_path}", "use_cpu=true"])
 

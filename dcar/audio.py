@@ -448,11 +448,6 @@ def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.nd
     """
     check_suffix(path)
     kind, subtype = _FORMATS[Path(path).suffix.lower()]
-    if subtype == "OPUS" and sample_rate not in OPUS_RATES:
-        raise AudioError(
-            f"{path}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or "
-            "use .flac"
-        )
     try:
         with (
             replacing(path) as part,

@@ -74,13 +74,11 @@ def folder_parts(root: Path) -> list[Part]:
     return [Part(root.name, partial(_recordings, root, recordings, texts), stamp)]
 
 
-def recordings_in(
-    root: Path, endings: tuple[str, ...] = READ
-) -> tuple[list[Path], dict[str, Path]]:
+def recordings_in(root: Path) -> tuple[list[Path], dict[str, Path]]:
     """Return the recordings in a folder and its subfolders, and the text of each that has one,
     by `_stem` of the recording; `NAME.normalized.txt` takes precedence over
     `NAME.txt`."""
-    files = files_in(root, *endings, ".txt", deep=True)
+    files = files_in(root, *READ, ".txt", deep=True)
     texts = {
         _stem(f, end): f
         for end in (".txt", ".normalized.txt")

@@ -125,13 +125,11 @@ class Utterance:
             return None
         return audio.duration if isinstance(audio, AudioSegment) else audio_seconds(audio)
 
-    def load_prompt(self, sample_rate: int | None = None) -> tuple[np.ndarray, int] | None:
+    def load_prompt(self) -> tuple[np.ndarray, int] | None:
         """Return waveform and rate of the prompt recording, None if the row names none."""
         if self.prompt_audio is None:
             return None
-        return load_audio(
-            self.prompt_audio, sample_rate, where=f"{self.source}: prompt {self.prompt_audio}"
-        )
+        return load_audio(self.prompt_audio, where=f"{self.source}: prompt {self.prompt_audio}")
 
 
 @dataclass(frozen=True)

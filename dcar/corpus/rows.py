@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,17 @@ def first_file(places: Sequence[Path]) -> Path:
         for name in dict.fromkeys((stem + end, *accents_of(stem + end)))
     )
     return next((Path(name) for name in names if os.path.isfile(name)), places[0])
+
+
+def in_turn(speakers: Sequence[str]) -> Iterator[int]:
+    """Yield indices of utterances, speakers in turn, so that any beginning of the sequence
+    contains all speakers equally, as far as they have speech. The order within a speaker is
+    kept."""
+    queues: dict[str, list[int]] = {}
+    for i, speaker in enumerate(speakers):
+        queues.setdefault(speaker, []).append(i)
+    for row in zip_longest(*queues.values()):
+        yield from (i for i in row if i is not None)
 
 
 class BadRow(Exception):

@@ -5,12 +5,12 @@ lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of
 hard cases, and `short`, 80 texts of one to four words.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, zip_longest
+from itertools import cycle
 from pathlib import Path
 
+from dcar.corpus.rows import in_turn
 from dcar.errors import DataError, TextError
 from dcar.prompts.items import PromptItem
 from dcar.sources.shipped import shipped
@@ -101,12 +101,8 @@ def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> li
 
     Fields that would need a recording of the text are empty: reference_tokens is [], duration is 0.
     """
-    by_speaker = defaultdict(list)
-    for item in sorted(items, key=lambda i: (i.speaker, i.utterance_id)):
-        by_speaker[item.speaker].append(item)
-    turns = [
-        item for turn in zip_longest(*by_speaker.values()) for item in turn if item is not None
-    ]
+    ordered = sorted(items, key=lambda i: (i.speaker, i.utterance_id))
+    turns = [ordered[i] for i in in_turn([item.speaker for item in ordered])]
     return [
         replace(
             item,

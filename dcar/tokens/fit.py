@@ -23,7 +23,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import scipy.linalg
 from dcar.config import load_config, setting
 from dcar.config.commands import DeviceSettings, SeedSettings
 from dcar.corpus.read import KINDS, Decoded, examine, read_corpus
-from dcar.corpus.rows import Problem, Utterance, describe
+from dcar.corpus.rows import Problem, Utterance, describe, in_turn
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
 from dcar.text.phonemes import text_to_ids
@@ -256,17 +256,6 @@ def discriminant_projection(
     # the sign of an eigenvector is arbitrary; it is fixed, so that the codes' checksum repeats
     signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(size)])
     return (directions * signs).astype(np.float32)
-
-
-def in_turn(speakers: Sequence[str]) -> Iterator[int]:
-    """Yield indices of utterances, speakers in turn, so that any beginning of the sequence
-    contains all speakers equally, as far as they have speech. The order within a speaker is
-    kept."""
-    queues: dict[str, list[int]] = {}
-    for i, speaker in enumerate(speakers):
-        queues.setdefault(speaker, []).append(i)
-    for row in zip_longest(*queues.values()):
-        yield from (i for i in row if i is not None)
 
 
 def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:

@@ -224,6 +224,7 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
     utterances = [
         SimpleNamespace(
             id=str(i),
+            source="",
             text=t,
             speaker=s,
             duration=None,

@@ -113,7 +113,8 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     num_iterations: int = setting(1, "Updates on the same rollouts.", minimum=1)
     scale_rewards: str = setting(
         "group",
-        "Rewards whose standard deviation divides the advantages; batch: all of an update.",
+        "Rewards whose standard deviation divides the advantages; batch: all of an update. With "
+        "credit=decision, batch is that of the group, at least the median of all groups.",
         choices=SCALES,
     )
     loss_type: str = setting(

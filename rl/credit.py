@@ -75,15 +75,37 @@ def decision_advantages(
     return found
 
 
-def scaled(advantages: Sequence[np.ndarray], like: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-    """Return advantages of the decisions of several rollouts divided by the standard deviation of
-    all (or of those in `like`), with 0 for NaN."""
-    known = np.concatenate([*(like or advantages)])
-    known = known[~np.isnan(known)]
-    std = known.std(ddof=1) if len(known) > 1 else 0.0
+def group_stds(advantages: Sequence[np.ndarray], group: int) -> list[float]:
+    """Return the standard deviation of the decisions' advantages in every group of rollouts; NaN is
+    left out."""
+    stds = []
+    for first in range(0, len(advantages), group):
+        values = np.concatenate(advantages[first : first + group])
+        values = values[~np.isnan(values)]
+        stds.append(float(values.std(ddof=1)) if len(values) > 1 else 0.0)
+    return stds
+
+
+def at_least_typical(stds: Sequence[float], everywhere: Sequence[float]) -> list[float]:
+    """Return the standard deviations of groups, those below the median of all of an update raised
+    to it.
+
+    Calm groups thus keep one exchange rate between words and time. A group in which a rollout went
+    astray varies ten times as much as others; divided by a deviation of the whole update, it alone
+    would decide the step.
+    """
+    typical = float(np.median([std for std in everywhere if std > LEAST_STD] or [0.0]))
+    return [max(std, typical) for std in stds]
+
+
+def scaled(advantages: Sequence[np.ndarray], stds: Sequence[float], group: int) -> list[np.ndarray]:
+    """Return the advantages of the decisions divided by the standard deviation of their group,
+    with 0 for NaN, and in groups where all costs are equal."""
     return [
-        np.nan_to_num(values / std) if std > LEAST_STD else np.zeros_like(values)
-        for values in advantages
+        np.nan_to_num(values / stds[i // group])
+        if stds[i // group] > LEAST_STD
+        else np.zeros_like(values)
+        for i, values in enumerate(advantages)
     ]
 
 

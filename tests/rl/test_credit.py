@@ -10,7 +10,7 @@ from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
-from rl.credit import Located, decision_advantages, scaled
+from rl.credit import Located, at_least_typical, decision_advantages, group_stds, scaled
 from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask
 from rl.transcription import RolloutRecord
 
@@ -31,12 +31,24 @@ def test_decision_advantages_by_hand():
     assert first == pytest.approx(expected) and second == pytest.approx(-expected)
     scale = np.concatenate((expected, -expected)).std(ddof=1)
     silent = advantages_of(costs, [0, 2, 4], [])
-    for values in (scaled(silent), scaled(silent, [first, second])):
-        assert values[0] == pytest.approx(expected / scale)
-        assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
-    assert not scaled([np.zeros(3), np.zeros(1)])[0].any()
+    assert group_stds([*silent, *silent], 3) == pytest.approx([scale, scale])
+    values = scaled(silent, [scale], 3)
+    assert values[0] == pytest.approx(expected / scale)
+    assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
+    assert not scaled([np.zeros(3), np.zeros(1)], group_stds([np.zeros(3), np.zeros(1)], 2), 2)[
+        0
+    ].any()
     for alike in (costs[[0, 0]], costs[:1]):
         assert not any(a.any() for a in advantages_of(alike, [0, 2]))
+
+
+def test_a_group_that_went_astray_counts_no_more_than_others_and_calm_ones_keep_their_rate():
+    calm, usual, wild = (np.array([-1.0, 1.0]) * size for size in (0.5, 1.0, 100.0))
+    stds = group_stds([calm, usual, wild], 1)
+    raised = at_least_typical(stds, [*stds, 0.0])
+    sizes = [abs(values).max() for values in scaled([calm, usual, wild], raised, 1)]
+    assert sizes[1] == pytest.approx(sizes[2]) == pytest.approx(2 * sizes[0])
+    assert at_least_typical([0.0], [0.0, 0.0]) == [0.0]
 
 
 # --- where rewards were lost ----------------------------------------------------------------------
@@ -70,7 +82,8 @@ def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
     located = [[r.located[reward]] for r in records]
-    return scaled(decision_advantages(located, starts, window, shortest=1))
+    found = decision_advantages(located, starts, window, shortest=1)
+    return scaled(found, group_stds(found, len(found)), len(found))
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
@@ -228,7 +241,8 @@ def test_rewards_are_added_in_their_units():
 
     def values(*located):
         group = list(zip(*located, strict=True))
-        return np.array(scaled(decision_advantages(group, [starts] * len(group), 3, 0)))
+        found = decision_advantages(group, [starts] * len(group), 3, 0)
+        return np.array(scaled(found, group_stds(found, len(group)), len(group)))
 
     def times(located, weight):
         return [one.times(weight) for one in located]

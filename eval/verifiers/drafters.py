@@ -4,8 +4,6 @@ Both draw x_i from a distribution after `dcar.sampling.warp` with the sampling o
 forbidden as for the target, and return that distribution. Both stop after a drafted EOS.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -20,14 +18,18 @@ from dcar.model.draft import AnyDecoder
 from heads.layers import at
 
 
-class Drafter(Protocol):
-    """Source of a drafted chain for every row. Its data for each row are in the state."""
+class Drafter:
+    """Source of a drafted chain for every row. Its data for each row are in the state.
 
-    length: int  # most tokens of a draft
-    runs_passes: bool  # of a draft model
+    length: most tokens of a draft; runs_passes: True if a draft takes passes of a draft model.
+    """
+
+    length: int
+    runs_passes = False
 
     def start(self, state: BatchState) -> None:
         """Allocate the data that the drafter keeps for each row."""
+        raise NotImplementedError
 
     def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
         """See `Method.prefill`."""
@@ -35,13 +37,14 @@ class Drafter(Protocol):
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         """Draft up to counts [B] tokens after the emitted ones, with their distributions. most:
         upper bound of the counts."""
+        raise NotImplementedError
 
     def keep(self, state: BatchState, hidden: Tensor) -> None:
         """Record the target's hidden states [B, D] of the last accepted tokens (of the token
         before the draft if none was accepted)."""
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Self-speculation: drafts by heads 2 … m + 1 at the hidden state from which the last emitted
     token was drawn.
 
@@ -49,8 +52,6 @@ class HeadDrafter:
     after it. The heads see neither the token nor each other: p_i is the distribution of head 1 + i
     given the state. Drafting needs no pass.
     """
-
-    runs_passes = False
 
     def __init__(self, length: int):
         self.length = length
@@ -63,9 +64,6 @@ class HeadDrafter:
             )
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
-    def prefill(self, state: BatchState, rows: Tensor, read: Prefilled) -> None:
-        pass
-
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         logits = state.heads(state.own["drawn_from"], most + 1, first=2)
         tokens, probs = draw_chunk(state, logits)
@@ -77,7 +75,7 @@ class HeadDrafter:
         state.own["drawn_from"].copy_(hidden)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts by a draft model with its own KV cache, kept in step with the target's.
 
     A draft of m tokens needs m passes. The first reads the tokens emitted since the last draft (the
@@ -145,6 +143,3 @@ class ModelDrafter:
         )
         cache.lengths.add_(missing)
         return at(hidden, (missing - 1).clamp(min=0))
-
-    def keep(self, state: BatchState, hidden: Tensor) -> None:
-        pass

@@ -27,12 +27,11 @@ from tiny_pretrained import save_ctc
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
-from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import FEWEST_UTTERANCES
 from eval.compare.processes import threads_of
-from eval.compare.run import CompareConfig, main, run
+from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Entry, make_methods
 from eval.report.summary import terminal_text, verdict
 from eval.results.store import (
@@ -432,16 +431,6 @@ def test_limits_are_nested_and_ids_unique():
     assert len(choose_items(items, 0)) == 12
     with pytest.raises(DataError, match=" id"):
         choose_items([items[0], items[0]], 0)
-
-
-def test_command_reports_errors_with_a_status(tmp_path, capsys):
-    assert run_command("eval.compare", lambda: main(["metods=[far]"])) == 1
-    assert "'methods'" in capsys.readouterr().err
-    assert (
-        run_command("eval.compare", lambda: main([f"data={tmp_path}/nowhere", f"out={tmp_path}"]))
-        == 1
-    )
-    assert "dcar prepare" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from dcar.sampling import SamplingConfig
 from eval.methods.kinds import KINDS
 from eval.methods.spec import MethodSpec
 from eval.speed.measure import Load, Row, interleaved, measure_costs
-from eval.speed.models import SIZES, random_draft, random_policies
-from eval.speed.run import BRIEF, FULL, QUICK, SpeedConfig, executed, load_all, main
+from eval.speed.models import random_draft, random_policies
+from eval.speed.run import SpeedConfig, executed, load_all, main
 
 
 @pytest.fixture
@@ -88,13 +88,6 @@ def test_methods_are_timed_at_two_batches(measured):
     assert rows["a round over a FAR step"].values == {
         name: row.values[""] / methods["car-1"].values[""] for name, row in methods.items()
     }
-
-
-def test_a_preset_is_the_amount_of_work():
-    assert [SpeedConfig(quick=quick).preset(size) for quick in (False, True) for size in SIZES] == [
-        *(FULL, FULL, FULL, QUICK, QUICK, BRIEF)
-    ]
-    assert BRIEF.load.tokens < QUICK.load.tokens < FULL.load.tokens
 
 
 def test_graphs_and_compilation_can_be_switched_off(monkeypatch, measured):
@@ -236,25 +229,6 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
     assert {name: timing.result for name, timing in timings.items()} == {"a": 5, "b": 6}
 
 
-def test_rows_are_text_with_labels():
-    row = Row("rate", {"": 1234.5, "batch 2": 0.5678}, "aim ≥ 2")
-    assert str(row) == "  rate: 1,234; 0.568 batch 2  [aim ≥ 2]"
-    assert str(Row("rate", {})) == "  rate: not measured"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"sizes": ["huge"]},
-        {"repeats": -1},
-        {"tokens": -1},
-        {"parts": ["all"]},
-        {"dtype": "float8"},
-        {"policy": "runs/policy"},
-    ],
-)
-def test_bad_settings_are_refused(bad):
-    with pytest.raises(ConfigError):
-        SpeedConfig(**bad)
-    with pytest.raises(ConfigError, match="'repeat'.*'repeats'"):
-        main(["repeat=3"])
+def test_a_policy_without_its_checkpoint_is_refused():
+    with pytest.raises(ConfigError, match="decoder="):
+        SpeedConfig(policy="runs/policy")

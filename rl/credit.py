@@ -66,7 +66,7 @@ def decision_advantages(
         np.full(len(of), 0.0 if one else math.nan) for one, of in zip(group, starts, strict=True)
     ]
     located = [rollout for rollout in zip(group, starts, found, strict=True) if rollout[0]]
-    if len(located) < 2:
+    if not located:
         return found
     for reward in range(len(located[0][0])):
         mean = np.mean([one[reward].costs for one, _, _ in located], axis=0)

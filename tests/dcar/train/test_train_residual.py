@@ -128,7 +128,7 @@ def test_an_utterance_that_is_alone_has_no_prompt(data, caplog):
 
 
 def test_dev_loss_is_the_mean_over_tokens_of_every_layer(data, tmp_path):
-    model = run(config_of(data, tmp_path / "out", max_steps=2))
+    model = run(config_of(data, tmp_path / "out", max_steps=2, input_corruption=0.5))
     last = log_of(tmp_path / "out", "eval_loss")[-1]
     dev = ResidualDataset(load_split(str(data), "dev"), model.config, 0, training=False)
     nats, count = np.zeros(LAYERS - 1), 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kernels import Kernels
-from tiny_data import write_prepared
+from tiny_data import CODES, write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import tiny_config, trainer_of
 
@@ -51,6 +51,23 @@ def test_a_step_has_few_kernels_and_no_reads_by_the_host(heads, share, most):
         model.zero_grad()
     for part, bound in zip(parts, (most, 450), strict=True):
         assert not part.reads and part.kernels <= bound, (part.kernels, part.ops)
+
+
+def test_inputs_are_corrupted_in_training_alone_and_the_start_symbol_stays(data, tmp_path):
+    config = tiny_config(data, tmp_path, input_corruption=0.5, head_positions=0.3)
+    trainer = trainer_of(
+        config, tiny_decoder(bos=True, text_vocab_size=64, speech_vocab_size=CODES)
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    speech = batch["speech_ids"]
+    codes = speech < CODES
+    noisy = torch.stack([trainer._corrupt(speech) for _ in range(20)])
+    assert (noisy[:, ~codes] == speech[~codes]).all() and (noisy[:, codes] < CODES).all()
+    changed = (noisy != speech)[:, codes].double().mean()
+    assert float(changed) == pytest.approx(0.5 * (1 - 1 / CODES), abs=0.05)
+    model = trainer.model.eval()
+    with torch.no_grad():
+        assert float(trainer.compute_loss(model, batch)) == float(model(batch).loss)
 
 
 # --- batches by tokens ----------------------------------------------------------------------------

@@ -278,7 +278,9 @@ class Engine:
                     storage=self._storage,
                 )
             except ValueError as error:
-                raise EngineError(f"{error}; lower max_tokens") from error
+                raise EngineError(
+                    f"{error}; shorten text or prompt, or lower max_tokens"
+                ) from error
             self._numbers = torch.zeros(5 * self.rows, dtype=torch.long, device=self.device)
             self.method.start(self._state)
         self._state.remaining.zero_()

@@ -294,7 +294,7 @@ class LanguageReader(Reader):
         if cache.row_columns > REACH:
             raise ValueError(
                 f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the "
-                f"{REACH} positions that decoding of language models supports; shorten the text"
+                f"{REACH} positions that decoding of language models supports"
             )
 
     @torch.no_grad()

@@ -222,7 +222,8 @@ class StreamedCorpus:
                 continue
             loaded[u.source] = audio, prompt
             jobs[split] += [Job(u, speed) for speed in speeds_of(split, config)]
-        return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept))
+        others = other_splits((split for _, split in placed), config)
+        return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept), others)
 
 
 def speeds_of(split: str, config: PrepareConfig) -> tuple[float, ...]:
@@ -267,23 +268,33 @@ def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list
     for u, split in zip(utterances, splits, strict=True):
         if split in chosen and (not config.limit or len(chosen[split]) < config.limit):
             chosen[split].append(u)
-    if others := Counter(s for s in splits if s not in (*SPLITS, *chosen)):
+    absent = [s for s, rows in chosen.items() if not rows]
+    if len(absent) == len(chosen):
+        there = ", ".join(sorted(set(splits))) or "no readable row"
+        raise DataError(
+            f"none of the splits {', '.join(absent)} is in the corpus (it has {there}); set "
+            "splits=[…] to some of these"
+        )
+    warn_of_splits(other_splits(splits, config), absent)
+    return {s: rows for s, rows in chosen.items() if rows}
+
+
+def other_splits(splits: Iterable[str], config: PrepareConfig) -> Counter[str]:
+    """Return the number of rows of splits that are neither prepared nor train, dev or test."""
+    return Counter(s for s in splits if s not in (*SPLITS, *config.splits))
+
+
+def warn_of_splits(others: Counter[str], absent: Sequence[str]) -> None:
+    """Log the rows of other splits, which are left out, and the splits without a row."""
+    if others:
         logger.warning(
             "%d rows of splits other than train, dev and test are left out: %s; set splits=[…] to "
             "include them",
             others.total(),
             ", ".join(f"{s} ({n})" for s, n in sorted(others.items())),
         )
-    absent = [s for s, rows in chosen.items() if not rows]
     if absent:
-        if len(absent) == len(chosen):
-            there = ", ".join(sorted(set(splits))) or "no readable row"
-            raise DataError(
-                f"none of the splits {', '.join(absent)} is in the corpus (it has {there}); set "
-                "splits=[…] to some of these"
-            )
         logger.warning("the corpus has no split %s; it is left out", ", ".join(absent))
-    return {s: rows for s, rows in chosen.items() if rows}
 
 
 def _held_out(fraction: float, sentences: int) -> int:

@@ -15,6 +15,7 @@ import itertools
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from tqdm import tqdm
 from dcar.config import load_config
 from dcar.corpus.rows import Problem, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
+from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids, warn_of_splits
 from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
 from dcar.prepare.settings import (
     PrepareConfig,
@@ -194,6 +195,7 @@ def _read(
         record = {
             "rows": found.rows,
             "filtered": found.filtered,
+            "others": dict(found.others),
             "problems": [asdict(p) for p in problems],
         }
         del found  # the decoded audio is not needed while the models read it
@@ -242,6 +244,8 @@ def _assemble(
                 f"{len(problems)} problems in the {config.corpus} corpus; repair them or set "
                 f"skip_bad=true (finished shards are kept):\n{describe(problems, 100)}"
             )
+        others: Counter[str] = sum((Counter(r["others"]) for r in records), Counter())
+        warn_of_splits(others, [split for split, files in shards.items() if not files])
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
         raise DataError(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,6 +76,7 @@ class Contents(NamedTuple):
     problems: Sequence[Problem] = ()
     rows: int = 0
     filtered: int = 0
+    others: Mapping[str, int] = MappingProxyType({})  # rows of other splits
 
 
 class CorpusPart(NamedTuple):

@@ -284,5 +284,9 @@ def test_missing_splits(corpus, tmp_path, caplog):
     manifest = write_manifest(
         tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)]
     )
-    toy_prepare(toy_settings(manifest, tmp_path / "q", corpus="jsonl"))
-    assert "other (2), validated (1)" in caplog.text
+    for stream in (False, True):
+        caplog.clear()
+        out = tmp_path / f"q{stream}"
+        toy_prepare(toy_settings(manifest, out, corpus="jsonl", stream=stream))
+        assert "other (2), validated (1)" in caplog.text
+        assert "no split dev, test; " in caplog.text

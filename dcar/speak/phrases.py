@@ -80,7 +80,8 @@ def note_what_is_not_read(text: str) -> None:
     read with English pronunciation."""
     if signs := unread_signs(text):
         logger.warning("note: signs without a reading are left out: %s", " ".join(signs[:8]))
-    words = [word.lower() for word in re.findall(r"[^\W\d_]+", text[:5000])]
+    # not the letters of "2nd" or "x²", nor those of a formula
+    words = [word.lower() for word in re.findall(r"\b[^\W\d_]{2,}\b", text[:5000])]
     foreign = sum(word in _FOREIGN for word in words)
     unknown = sum(not in_lexicon(word) for word in words)
     english = sum(word in _ENGLISH for word in words)

@@ -484,6 +484,8 @@ def test_headings_and_items_stand_for_themselves():
         ("Hello.", False),
         ("Dr. Schmidt and Mrs. van der Berg met in the old den.", False),
         ("No man was in, so he left.", False),
+        ("1st 2nd 3rd 4th", False),
+        ("x² + y³ = z", False),
     ],
 )
 def test_another_language_and_signs_that_are_not_read_are_noted(text, noted, caplog):

@@ -558,7 +558,7 @@ def unread_signs(text: str) -> list[str]:
         c
         for c in dict.fromkeys(text)
         if not c.isascii()
-        and unicodedata.category(c).startswith("S")
+        and (unicodedata.category(c).startswith("S") or c in "‰‱")
         and ord(c) not in _MARKS
         and _ascii(c) == " "
         and not re.search(r"\w", unicodedata.normalize("NFKC", c))

@@ -125,10 +125,10 @@ class NativeOperations(Operations):
         )
 
 
-def operations(config: VocoderConfig, device: torch.device) -> Operations:
-    """Return the operations in C on a CPU with a compiler, for supported widths, else those in
+def operations(config: VocoderConfig) -> Operations:
+    """Return the operations in C if there is a compiler, for supported widths, else those in
     PyTorch."""
     sizes = config.acoustic_size, config.renderer_size
-    fits = device.type == "cpu" and config.n_fft >= 2 * LANES and not any(s % LANES for s in sizes)
+    fits = config.n_fft >= 2 * LANES and not any(s % LANES for s in sizes)
     library = kernels() if fits else None
     return Operations() if library is None else NativeOperations(library)

@@ -37,14 +37,10 @@ every number of rows: an utterance of a new length would take 1.6 times as long.
 Affine = Callable[[Tensor], Tensor]
 
 
-def product_type(device: torch.device) -> torch.dtype:
-    """Return the data type of the matrix products: bfloat16 if the device is a CPU with
-    instructions for it, else float32."""
-    fast = (
-        device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and torch.cpu._is_avx512_bf16_supported()
-    )
+def product_type() -> torch.dtype:
+    """Return the data type of the matrix products: bfloat16 if the CPU has instructions for it,
+    else float32."""
+    fast = torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -90,9 +86,8 @@ class _Weights:
 
     def __init__(self, vocoder: VocoderNetwork):
         c, renderer, acoustic = vocoder.config, vocoder.renderer, vocoder.acoustic
-        device = renderer.window.device
-        dtype = product_type(device)
-        self.operations = operations(c, device)
+        dtype = product_type()
+        self.operations = operations(c)
         self.acoustic, self.renderer = (
             [_Block(block, self.operations, dtype) for block in network.blocks]
             for network in (acoustic, renderer)
@@ -106,7 +101,7 @@ class _Weights:
         self.window = renderer.window[side : side + c.window].clone()
         self.scaled_window = self.window * (c.hop / self.window.square().sum())
         # places of a hop's samples between the centres of two frames, 0..1
-        self.place = (torch.arange(c.hop, device=device) + (1 - c.hop % 2) / 2) / c.hop
+        self.place = (torch.arange(c.hop) + (1 - c.hop % 2) / 2) / c.hop
 
     def norms(self, condition: Tensor) -> Tensor:
         """Return weight and shift of the acoustic model's norms [blocks, 2, C] for a voice:
@@ -167,7 +162,7 @@ class StreamingVocoder:
         c = vocoder.config
         acoustic, renderer = vocoder.acoustic, vocoder.renderer
         like = renderer.window
-        self._speaker = torch.as_tensor(speaker, dtype=torch.float32, device=like.device)[None]
+        self._speaker = torch.as_tensor(speaker, dtype=torch.float32)[None]
         vocoder.check_speaker(self._speaker, 1)
         weights = _weights(vocoder)
         norms = weights.norms(acoustic.condition(self._speaker))
@@ -192,7 +187,7 @@ class StreamingVocoder:
         ids outside the vocabulary."""
         v, config = self.vocoder, self.vocoder.config
         bands = config.mel_bands
-        ids = torch.as_tensor(tokens, dtype=torch.int64, device=self._speaker.device)
+        ids = torch.as_tensor(tokens, dtype=torch.int64)
         v.check_ids(ids)
         x = self._acoustic(v.acoustic.embedding(ids), last)
         if not len(x):

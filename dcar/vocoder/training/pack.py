@@ -436,9 +436,9 @@ def _with_states(
 
 
 def _played(utterance: Utterance, speed: float) -> tuple[np.ndarray, int]:
-    """Return a recording at a speed, and its rate."""
-    wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
-    return resample(wave, rate * speed, rate), rate
+    """Return a recording at a speed as preparation gives it to the encoder, and its rate."""
+    wave, rate = utterance.load()
+    return resample(wave, rate * speed, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE
 
 
 @dataclass

@@ -55,7 +55,7 @@ def test_the_result_is_a_corpus_of_what_the_vocoder_says(settings, tmp_path):
 
 
 def test_a_gpu_speaks_the_same_in_whole_batches(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
+    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda: torch.float32)
     here = load_corpus("jsonl", run(ResynthesizeConfig(**settings, device="cpu")))
     settings["out"] = str(tmp_path / "there")
     monkeypatch.setattr("dcar.vocoder.resynthesize.own_device", lambda _: "cuda:0")

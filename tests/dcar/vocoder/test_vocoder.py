@@ -140,7 +140,7 @@ def test_a_gpu_speaks_a_batch_at_once(calibration, monkeypatch):
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=calibration)).eval()
     lists = [torch.randint(0, 16, (n,)).tolist() for n in (30, 9, 0, 1, 17)]
     voices = torch.stack([voice(i, 100 + 20 * i) for i in range(5)]).numpy()
-    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
+    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda: torch.float32)
     there = copy.deepcopy(model)  # which has measured no voice yet
     expected = model.synthesize(lists, voices)
     with fake_gpu.fake_gpu(monkeypatch) as device:

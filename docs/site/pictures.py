@@ -25,33 +25,47 @@ Box = tuple[float, float, float, float]  # left, low, right, high
 NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
 
 
-def table(heading: str) -> list[dict[str, str]]:
-    """Return the first table under a heading of docs/results.md; a row is {column: cell}."""
+def table(heading: str, number: int = 0) -> list[list[tuple[str, str]]]:
+    """Return a table under a heading of docs/results.md, the first by default; a row is (column,
+    cell), …."""
     text = (DOCS / "results.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
-    lines = re.search(r"(?:^\|.*\n)+", text, re.M)
-    if lines is None:
-        raise SystemExit(f"docs/results.md has no table under {heading!r}")
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    if len(tables) <= number:
+        raise SystemExit(f"docs/results.md has no such table under {heading!r}")
     head, _, *rows = (
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines()
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in tables[number].splitlines()
     )
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    return [list(zip(head, row, strict=True)) for row in rows]
 
 
-def points(heading: str, across: str) -> list[tuple[str, float, float]]:
-    """Return (name, speed, WER in %) of every row that has both."""
+def points(heading: str, across: str, number: int = 0) -> list[tuple[str, float, float]]:
+    """Return (name, speed, WER in %) of every row that has both; of columns with the same title,
+    the first."""
     found = []
-    for row in table(heading):
-        speed, words = NUMBER.fullmatch(row[across]), NUMBER.fullmatch(row["WER %"])
-        if speed and words:
-            found.append((re.sub(r"[*`]", "", row["method"]), float(speed[1]), float(words[1])))
+    for row in table(heading, number):
+        cells = dict(reversed(row))
+        words = next(cell for title, cell in row if title.endswith("WER %"))
+        speed, errors = NUMBER.fullmatch(cells[across]), NUMBER.fullmatch(words)
+        if speed and errors:
+            found.append((re.sub(r"[*`]", "", row[0][1]), float(speed[1]), float(errors[1])))
     return found
 
 
-def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, float]) -> None:
-    """Draw one picture: fixed sizes as a line, DCAR in red, every point with its name."""
+def draw(
+    heading: str, across: str, label: str, path: Path, size: tuple[float, float], also: str = ""
+) -> None:
+    """Draw one picture: fixed sizes as a line, DCAR in red, every point with its name. also: the
+    heading of a table of fixed sizes at another temperature, a dashed line, and one of dials."""
     found = points(heading, across)
     figure, axes = plt.subplots(figsize=size, dpi=125)
-    fixed = [(x, y) for name, x, y in found if name.startswith("CAR-")]
+    if also:
+        cooler = points(also, across)
+        temperature = table(also)[0][0][0].partition(",")[0]
+        axes.plot([x for _, x, _ in cooler], [y for *_, y in cooler], "o--", color=LINE, alpha=0.5)
+        found.append((f"CAR-16, {temperature}", *cooler[-1][1:]))
+        dials = [point for point in points(also, across, 1) if point[0].startswith("dial")]
+        found += [(f"DCAR, {name}", x, y) for name, x, y in dials]
+    fixed = [(x, y) for name, x, y in found if re.fullmatch(r"CAR-\d+", name)]
     axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
     for name, x, y in found:
         ours = name.startswith("DCAR")
@@ -126,15 +140,17 @@ PICTURES = {
         "tokens/pass",
         "tokens per pass",
         (6.8, 4.4),
+        "Against a lower temperature",
     ),
     "every_method.png": (
         "Every method",
         "× FAR",
         "times as fast as FAR, end to end",
         (7.4, 6.4),
+        "",
     ),
 }
 
 if __name__ == "__main__":
-    for name, (heading, across, label, size) in PICTURES.items():
-        draw(heading, across, label, DOCS / "images" / name, size)
+    for name, (heading, across, label, size, also) in PICTURES.items():
+        draw(heading, across, label, DOCS / "images" / name, size, also)

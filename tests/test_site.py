@@ -86,10 +86,10 @@ def test_formulas_are_drawn_and_sounds_played(site):
 def test_pictures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
     pictures = importlib.import_module("pictures")
-    for name, (heading, across, label, size) in pictures.PICTURES.items():
+    for name, (heading, across, label, size, also) in pictures.PICTURES.items():
         rows = pictures.points(heading, across)
         assert len(rows) > 8 and sum(row[0].startswith("DCAR") for row in rows) >= 1
-        pictures.draw(heading, across, label, tmp_path / name, size)
+        pictures.draw(heading, across, label, tmp_path / name, size, also)
         assert (tmp_path / name).stat().st_size > 10_000 and (ROOT / "docs/images" / name).is_file()
 
 

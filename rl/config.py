@@ -114,7 +114,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     scale_rewards: str = setting(
         "group",
         "Rewards whose standard deviation divides the advantages; batch: all of an update. With "
-        "credit=decision, batch is that of the group, at least the median of all groups.",
+        "credit=decision, a group that varies more than the update is divided by its own.",
         choices=SCALES,
     )
     loss_type: str = setting(

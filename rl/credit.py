@@ -75,38 +75,34 @@ def decision_advantages(
     return found
 
 
-def group_stds(advantages: Sequence[np.ndarray], group: int) -> list[float]:
-    """Return the standard deviation of the decisions' advantages in every group of rollouts; NaN is
-    left out."""
-    stds = []
-    for first in range(0, len(advantages), group):
-        values = np.concatenate(advantages[first : first + group])
-        values = values[~np.isnan(values)]
-        stds.append(float(values.std(ddof=1)) if len(values) > 1 else 0.0)
-    return stds
+def std_of(advantages: Sequence[np.ndarray]) -> float:
+    """Return the standard deviation of the decisions' advantages in all these rollouts; NaN is left
+    out."""
+    values = np.concatenate([*advantages])
+    values = values[~np.isnan(values)]
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-def at_least_typical(stds: Sequence[float], everywhere: Sequence[float]) -> list[float]:
-    """Return the standard deviations of groups, those below the median of all of an update raised
-    to it.
+def scaled(
+    advantages: Sequence[np.ndarray], group: int, everywhere: Sequence[np.ndarray] = ()
+) -> list[np.ndarray]:
+    """Return the advantages of the decisions divided by the standard deviation of their group of
+    rollouts, with 0 for NaN, and where all costs are equal.
 
-    Calm groups thus keep one exchange rate between words and time. A group in which a rollout went
-    astray varies ten times as much as others; divided by a deviation of the whole update, it alone
-    would decide the step.
+    everywhere: the advantages of the whole update on all processes. With these, the standard
+    deviation of the update is the divisor, so that all groups have one exchange rate between words
+    and time; only a group that varies more than the update is divided by its own. A rollout that
+    goes astray makes its group vary twenty times as much as others, and would decide the update
+    alone.
     """
-    typical = float(np.median([std for std in everywhere if std > LEAST_STD] or [0.0]))
-    return [max(std, typical) for std in stds]
-
-
-def scaled(advantages: Sequence[np.ndarray], stds: Sequence[float], group: int) -> list[np.ndarray]:
-    """Return the advantages of the decisions divided by the standard deviation of their group,
-    with 0 for NaN, and in groups where all costs are equal."""
-    return [
-        np.nan_to_num(values / stds[i // group])
-        if stds[i // group] > LEAST_STD
-        else np.zeros_like(values)
-        for i, values in enumerate(advantages)
-    ]
+    least = std_of(everywhere) if everywhere else 0.0
+    out = []
+    for first in range(0, len(advantages), group):
+        members = advantages[first : first + group]
+        std = max(std_of(members), least)
+        divisor = std if std > LEAST_STD else math.inf
+        out += [np.nan_to_num(values / divisor) for values in members]
+    return out
 
 
 def _better(

@@ -49,13 +49,7 @@ from dcar.vocoder.load import vocoder_identity
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
-from rl.credit import (
-    at_least_typical,
-    decision_advantages,
-    group_stds,
-    located_costs,
-    scaled,
-)
+from rl.credit import decision_advantages, located_costs, scaled
 from rl.data import PromptBatches, Prompts, items_of, prompts_of
 from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
@@ -505,11 +499,10 @@ class DCPOTrainer(ResilientTrainer):
                 values + args.points_per_percent * more
                 for values, more in zip(found, saved, strict=True)
             ]
-        if args.scale_rewards != "none":
-            stds = group_stds(found, group)
-            if args.scale_rewards == "batch":
-                stds = at_least_typical(stds, gather_object(stds))
-            found = scaled(found, stds, group)
+        if args.scale_rewards == "batch":
+            found = scaled(found, group, gather_object(found))
+        elif args.scale_rewards == "group":
+            found = scaled(found, group)
         padded = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in found], True)
         return self._group_advantages(rest).values[:, None] + padded.to(rest.device, torch.float32)
 

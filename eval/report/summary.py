@@ -61,11 +61,16 @@ def verdict(result: dict[str, Any]) -> list[str]:
     compared. Of several policies, the first of those with most candidates is taken, whatever its
     errors."""
     return [
-        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}: "
+        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}{_texts(pairs[0])}: "
         f"{'; '.join(map(difference, pairs))}."
         for measured in (result, *result["more_texts"])
         for pairs in _policy_pairs(measured)
     ]
+
+
+def _texts(pair: dict[str, Any]) -> str:
+    """Return how many utterances a comparison is on, if some methods have more."""
+    return f" on {pair['n']} utterances" if pair.get("partial") else ""
 
 
 def _policy_pairs(measured: dict[str, Any]) -> list[list[dict[str, Any]]]:

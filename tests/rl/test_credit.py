@@ -10,7 +10,7 @@ from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
-from rl.credit import Located, at_least_typical, decision_advantages, group_stds, scaled
+from rl.credit import Located, decision_advantages, scaled
 from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask
 from rl.transcription import RolloutRecord
 
@@ -31,24 +31,24 @@ def test_decision_advantages_by_hand():
     assert first == pytest.approx(expected) and second == pytest.approx(-expected)
     scale = np.concatenate((expected, -expected)).std(ddof=1)
     silent = advantages_of(costs, [0, 2, 4], [])
-    assert group_stds([*silent, *silent], 3) == pytest.approx([scale, scale])
-    values = scaled(silent, [scale], 3)
-    assert values[0] == pytest.approx(expected / scale)
-    assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
-    assert not scaled([np.zeros(3), np.zeros(1)], group_stds([np.zeros(3), np.zeros(1)], 2), 2)[
-        0
-    ].any()
+    for values in (scaled(silent, 3), scaled(silent, 3, [first, second])):
+        assert values[0] == pytest.approx(expected / scale)
+        assert values[1] == pytest.approx(-expected / scale) and values[2].tolist() == [0.0]
+    assert not scaled([np.zeros(3), np.zeros(1)], 2)[0].any()
     for alike in (costs[[0, 0]], costs[:1]):
         assert not any(a.any() for a in advantages_of(alike, [0, 2]))
 
 
-def test_a_group_that_went_astray_counts_no_more_than_others_and_calm_ones_keep_their_rate():
+def test_a_group_that_went_astray_counts_no_more_than_others_and_the_rest_keep_one_rate():
     calm, usual, wild = (np.array([-1.0, 1.0]) * size for size in (0.5, 1.0, 100.0))
-    stds = group_stds([calm, usual, wild], 1)
-    raised = at_least_typical(stds, [*stds, 0.0])
-    sizes = [abs(values).max() for values in scaled([calm, usual, wild], raised, 1)]
-    assert sizes[1] == pytest.approx(sizes[2]) == pytest.approx(2 * sizes[0])
-    assert at_least_typical([0.0], [0.0, 0.0]) == [0.0]
+    everywhere = [calm, usual, wild]
+    sizes = [abs(values).max() for values in scaled(everywhere, 1, everywhere)]
+    std = np.concatenate(everywhere).std(ddof=1)
+    assert sizes == pytest.approx([0.5 / std, 1.0 / std, 2**-0.5])
+    assert [abs(v).max() for v in scaled(everywhere, 1)] == pytest.approx([2**-0.5] * 3)
+    # an update divided otherwise is the same
+    alone = scaled([wild], 1, everywhere) + scaled([calm, usual], 1, everywhere)
+    assert [abs(values).max() for values in alone] == pytest.approx([sizes[2], *sizes[:2]])
 
 
 # --- where rewards were lost ----------------------------------------------------------------------
@@ -83,7 +83,7 @@ def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
     located = [[r.located[reward]] for r in records]
     found = decision_advantages(located, starts, window, shortest=1)
-    return scaled(found, group_stds(found, len(found)), len(found))
+    return scaled(found, len(found))
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
@@ -242,7 +242,7 @@ def test_rewards_are_added_in_their_units():
     def values(*located):
         group = list(zip(*located, strict=True))
         found = decision_advantages(group, [starts] * len(group), 3, 0)
-        return np.array(scaled(found, group_stds(found, len(group)), len(group)))
+        return np.array(scaled(found, len(group)))
 
     def times(located, weight):
         return [one.times(weight) for one in located]

@@ -139,8 +139,10 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
 
 def _id_of(field: str) -> str:
     """Return the id in the first field of a line, which may name the file instead
-    (`wavs/ID.wav`, `/data/wavs/ID`)."""
-    path = re.sub(r"^(?:.*/)?wavs/|^\./", "", accents_of(field.strip())[0].replace("\\", "/"))
+    (`wavs/ID.wav`, `/data/wavs/ID`, `DUMMY/ID.wav` in lists for Tacotron 2)."""
+    path = re.sub(
+        r"^(?:.*/)?(?:wavs|DUMMY\d*)/|^\./", "", accents_of(field.strip())[0].replace("\\", "/")
+    )
     stem, suffix = os.path.splitext(path)
     return stem if suffix.lower() in READ else path
 

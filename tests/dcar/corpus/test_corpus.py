@@ -97,7 +97,9 @@ def test_ljspeech_rows_may_name_files(ljspeech):
         str(ljspeech / "wavs/LJ-5.wav"),
     )
     (ljspeech / "metadata.csv").write_text("".join(f"{name}|The same words.\n" for name in names))
-    (ljspeech / "dev.txt").write_text("wavs/LJ-2.wav|The same words.\nLJ-4\n/data/wavs/ben/x\n")
+    (ljspeech / "dev.txt").write_text(
+        "wavs/LJ-2.wav|The same words.\nDUMMY2/LJ-4.wav|x\n/data/wavs/ben/x\n"
+    )
     rows, problems = read_corpus("ljspeech", ljspeech)
     assert not problems and validate(rows, 0.5, 5) == []
     assert [(u.id, u.split) for u in rows] == [

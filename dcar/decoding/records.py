@@ -16,7 +16,6 @@ from dcar.errors import DataError, DistributionError, TextError
 from dcar.model.base import DecoderConfig
 from dcar.model.batch import pad
 from dcar.sampling import SamplingConfig
-from heads.candidates import select_candidate
 
 
 @dataclass(frozen=True)
@@ -152,13 +151,6 @@ class DecodeResult:
     features: Tensor | None = None
     # which of N > 1 chunks drawn side by side was spoken, by decision
     chosen: list[int] = field(default_factory=list)
-
-    @property
-    def chosen_features(self) -> Tensor | None:
-        """Features of the candidates that were chosen: [decisions, n, F]."""
-        if self.features is None:
-            return None
-        return select_candidate(self.features, torch.tensor(self.chosen) if self.chosen else None)
 
     @property
     def tokens_per_pass(self) -> float:

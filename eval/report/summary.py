@@ -10,7 +10,7 @@ from typing import Any
 from eval.methods.families import group_families, short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
-from eval.results.pareto import SPEED_AXES, difference, front_rows, speed_axis
+from eval.results.pareto import SPEED_AXES, common_texts, difference, front_rows, speed_axis
 from eval.results.rows import Row
 from eval.results.training import SHIPPED
 
@@ -61,16 +61,11 @@ def verdict(result: dict[str, Any]) -> list[str]:
     compared. Of several policies, the first of those with most candidates is taken, whatever its
     errors."""
     return [
-        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}{_texts(pairs[0])}: "
-        f"{'; '.join(map(difference, pairs))}."
+        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}"
+        f"{common_texts(pairs[0])}: {'; '.join(map(difference, pairs))}."
         for measured in (result, *result["more_texts"])
         for pairs in _policy_pairs(measured)
     ]
-
-
-def _texts(pair: dict[str, Any]) -> str:
-    """Return how many utterances a comparison is on, if some methods have more."""
-    return f" on {pair['n']} utterances" if pair.get("partial") else ""
 
 
 def _policy_pairs(measured: dict[str, Any]) -> list[list[dict[str, Any]]]:

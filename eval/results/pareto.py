@@ -191,10 +191,10 @@ def sentence(pair: dict[str, Any]) -> str:
         )
     low, high = pair["shared"]
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
-    texts = f" on the {pair['n']} utterances that both have" if pair["partial"] else ""
     text = (
         f"At equal {equal} ({pair['at']:.2f}{unit}{where}), {a} makes {100 * pair['wer_a']:.1f} % "
-        f"word errors and {b} {100 * pair['wer_b']:.1f} %{texts}: {_points(pair)}"
+        f"word errors and {b} {100 * pair['wer_b']:.1f} %{common_texts(pair)}: "
+        f"{_points(pair)}"
     )
     if pair["p"] is not None and pair["p"] > 0.05:
         text += (
@@ -203,6 +203,11 @@ def sentence(pair: dict[str, Any]) -> str:
         )
     average = f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
     return f"{text}.{average}"
+
+
+def common_texts(pair: dict[str, Any]) -> str:
+    """Return how many utterances a comparison is on, if some methods have more; else nothing."""
+    return f" on the {pair['n']} utterances that both have" if pair.get("partial") else ""
 
 
 def difference(pair: dict[str, Any]) -> str:

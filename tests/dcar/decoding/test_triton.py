@@ -255,7 +255,8 @@ def test_attend(case):
 
 @interpreted
 def test_attention_of_a_row_that_has_ended_and_is_longer_than_what_is_read():
-    """What it returns means nothing, but is written to the cache, where NaN would spread."""
+    """Values of a row that has ended mean nothing, but are written to the cache, where NaN would
+    spread."""
     cache = KVCache(1, 2, 2, 200, 16)
     cache.lengths, cache.eager = torch.tensor([5, 180]), False
     kv, queries = cache.kv[0].normal_(), numbers(2, 2, 16)

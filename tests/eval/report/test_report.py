@@ -184,6 +184,8 @@ def test_the_verdict_has_a_sentence_for_each_temperature_of_fixed_sizes(result):
     )
     assert said[:1] == verdict(result) and len(said) == 2
     assert said[1] == said[0].replace("CAR-k:", "CAR-k (T 0.5):")
+    (part,) = verdict({**result, "equal_speed": [{**p, "n": 6, "partial": True} for p in pairs]})
+    assert part == said[0].replace("CAR-k:", "CAR-k on the 6 utterances that both have:")
 
 
 def test_a_terminal_of_a_hundred_columns_shows_it_all(result):

@@ -41,6 +41,7 @@ from dcar.config.commands import (
     WaitSettings,
 )
 from dcar.errors import ConfigError, DataError
+from dcar.methods import Entry, load_models, make_methods
 from dcar.model.precision import precision_of
 from dcar.prepare.prepared import (
     check_out_dir,
@@ -68,8 +69,7 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import needs_prompt_audio, vocoder_identity
 from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
-from eval.methods.registry import Entry, load_models, make_methods
-from eval.results.store import RECORDING
+from eval.results.types import RECORDING
 from eval.scorers.load import load_similarity
 from rl.rewards import corpus_token_recognizer
 
@@ -225,7 +225,7 @@ class Teacher:
         among them."""
         named = "limit prompt_tokens token_recognizer recognizer similarity vocoder".split()
         made = [
-            entry.identity
+            {**entry.identity}
             | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}
             for entry, seed in self.ways
         ]

@@ -16,6 +16,7 @@ import yaml
 import dcar.train.car
 import rl.train
 from dcar.decoding import Engine, PolicyChunk
+from dcar.methods import load_models, make_methods
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.sampling import SamplingConfig
@@ -27,8 +28,7 @@ from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.pack import FRAME_RATE, SAMPLE_RATE, VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 from eval.analysis.fit_verifiers import fit
-from eval.methods.registry import load_models, make_methods
-from eval.results.timing import speedup, summarize, synchronize, time_methods
+from eval.results.timing import read_timings, speed_of, speedup, synchronize, time_methods
 from eval.speed.measure import Load, Row, interleaved
 from eval.speed.models import made_up_statistics, random_models
 from rl.rollout import forced_sizes
@@ -66,19 +66,22 @@ def measure_methods(device: str, out: Path) -> list[Row]:
     vocoder = vocoder_for(models.decoder, data, items, "", device)
     torch.set_float32_matmul_precision("highest")
     try:
-        records = time_methods(items, vocoder, entries, 0, utterances, out)
+        time_methods(items, vocoder, entries, 0, out / "timings")
     finally:
         torch.set_float32_matmul_precision(precision)
-    names = [entry.name for entry in entries]
-    first, rows = summarize(records, names[0]), []
-    for name in names:
-        summary, mine = summarize(records, name), [r for r in records if r["method"] == name]
-        tokens = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
-        total, lm = (speedup(summary, first, rtf) for rtf in ("rtf", "lm_rtf"))
-        values = {"": summary["rtf"] or 0.0, "of the decoder": summary["lm_rtf"] or 0.0}
-        compare = f"{total:.2f} and {lm:.2f} × {names[0]}; {tokens:.2f} tokens per pass"
+    times, rows = read_timings(items, entries, 0, out / "timings"), []
+    first = entries[0].name
+    for name in (entry.name for entry in entries):
+        mine = [time for time in times if time.method == name]
+        tokens = sum(time.tokens for time in mine) / sum(time.passes for time in mine)
+        speed, gain = speed_of(times, name), speedup(times, name, first)
+        if speed is None or gain is None:
+            rows.append(Row(f"{name}, RTF end to end", {}, "no speech"))
+            continue
+        values = {"": speed.rtf, "of the decoder": speed.lm_rtf}
+        compare = f"{gain.total:.2f} and {gain.lm:.2f} × {first}; {tokens:.2f} tokens per pass"
         rows.append(Row(f"{name}, RTF end to end", values, compare))
-        rows.append(Row(f"{name}, seconds to first audio", {"": summary["first_audio"] or 0.0}))
+        rows.append(Row(f"{name}, seconds to first audio", {"": speed.first_audio or 0.0}))
     return rows
 
 

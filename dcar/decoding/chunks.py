@@ -22,10 +22,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dcar.decoding.declare import Style, decoding_method, option
 from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Method, record
 from dcar.errors import ConfigError
+from dcar.model.models import Borrowed
 from dcar.sampling import shifted
 from heads.candidates import FEATURES, candidate_features, select_candidate
 
@@ -39,7 +41,6 @@ class ChunkRule(Method):
     `num_candidates`: N, candidates drawn side by side after which it decides.
     """
 
-    name = "rule"
     logged: Sequence[str] = ("sizes",)
     after_draw = False
     longest = 0
@@ -125,34 +126,63 @@ def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tenso
     return torch.stack([state.draw_in_turn(logits, one)[0] for one in u.unbind(-1)], 1)
 
 
-class FixedChunk(ChunkRule):
-    """Rule that always keeps k tokens: CAR-k; k = 1 is next-token decoding (on a model trained
-    with one head, FAR)."""
+@decoding_method("far", Style("FAR", "#222222", "s"))
+class NextToken(ChunkRule):
+    """Next-token decoding by the decoder that was trained with one head: FAR."""
 
-    def __init__(self, size: int, name: str | None = None):
-        check_listed([size])
-        self.longest = size
-        self.name = name or f"car-{size}"
+    longest = 1
+
+    def bind(self, models: Borrowed) -> None:
+        models.decode_by_far()
 
     def start(self, state: BatchState) -> None:
-        state.own["size"] = torch.full_like(state.generated, self.longest)
+        state.own["size"] = torch.ones_like(state.generated)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         return Decision(state.own["size"])
 
 
+@decoding_method("car", Style("CAR-k", "#1f5fa8", "o", "k"), example="car-3")
+class FixedChunk(ChunkRule):
+    """Rule that always keeps k tokens: CAR-k; k = 1 is next-token decoding."""
+
+    size: int = option(minimum=1)
+
+    def __post_init__(self) -> None:
+        check_listed([self.size])
+        self.longest = self.size
+
+    def bind(self, models: Borrowed) -> None:
+        check_size(self.size, models.heads)
+
+    def start(self, state: BatchState) -> None:
+        state.own["size"] = torch.full_like(state.generated, self.size)
+
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+        return Decision(state.own["size"])
+
+
+@decoding_method("random", Style("random size", "#8a8f98", "v"), example="random-2-3-4")
 class RandomChunk(ChunkRule):
     """Rule that draws a size uniformly from a list at every step: a baseline for policies. A
     size that is listed twice is drawn twice as often, so that the shares can be those of a
     policy."""
 
+    sizes: list[int] = option(minimum=1)
     streams = ("token", "chunk")
 
-    def __init__(self, sizes: Sequence[int], name: str | None = None):
-        check_listed(sizes)
-        self.sizes = tuple(sizes)
-        self.longest = max(sizes)
-        self.name = name or f"random-{'-'.join(map(str, sizes))}"
+    def __post_init__(self) -> None:
+        check_listed(self.sizes)
+        self.longest = max(self.sizes)
+
+    def bind(self, models: Borrowed) -> None:
+        check_size(self.longest, models.heads)
+        if list(self.sizes) != sorted(self.sizes):
+            ordered = "-".join(map(str, sorted(self.sizes)))
+            raise ConfigError(
+                f"write sizes in order, and twice if they are drawn twice as often: "
+                f"random-{ordered}"
+            )
 
     def start(self, state: BatchState) -> None:
         state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)

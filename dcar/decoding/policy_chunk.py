@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.chunks import ChunkRule, check_size
+from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.policy import CandidateReader, HiddenReader
 from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Admitted, Prefilled
 from dcar.decoding.transfers import to_device
 from dcar.errors import ConfigError
+from dcar.model.models import Borrowed
 from dcar.sampling import sample
 from heads.candidates import select_candidate
 from heads.policy import CandidatePolicy, ChunkPolicy, HiddenPolicy
 
 
+@decoding_method("dcar", Style("DCAR", "#d1361c", "D"))
 class PolicyChunk(ChunkRule):
     """Learned policy of DCAR: argmax ("greedy") or draw ("sample").
 
@@ -30,28 +33,29 @@ class PolicyChunk(ChunkRule):
     chosen together (`heads.candidates.joint_log_probs`).
     """
 
-    def __init__(
-        self,
-        policy: ChunkPolicy,
-        mode: Literal["greedy", "sample"] = "greedy",
-        name: str | None = None,
-        forced: Mapping[str, Sequence[int]] | None = None,
-        dial: float = 0.0,
-        num_candidates: int = 1,
-    ):
-        check_num_candidates(policy, num_candidates)
-        self.policy = policy
-        self.mode = mode
-        self.forced = forced
-        self.dial = dial
-        self.num_candidates = num_candidates
-        self.after_draw = policy.after_draw
+    policy: ChunkPolicy = unlisted()
+    mode: Literal["greedy", "sample"] = unlisted("greedy")
+    forced: Mapping[str, Sequence[int]] | None = unlisted()
+    policy_name: str | None = option(None, "@", key="policy")
+    num_candidates: int = option(1, "@n", word="{} candidates", minimum=1)
+    dial: float = option(0.0, "@d")
+
+    def __post_init__(self) -> None:
+        if self.policy is not None:
+            self.use(self.policy)
+
+    def bind(self, models: Borrowed) -> None:
+        self.use(models.policy(self.policy_name or ""))
+
+    def use(self, policy: ChunkPolicy) -> None:
+        """Set what depends on the policy."""
+        check_num_candidates(policy, self.num_candidates)
+        self.policy, self.after_draw = policy, policy.after_draw
         if isinstance(policy, CandidatePolicy):
             self.longest = policy.config.reach
             self.num_features = policy.config.num_features
-        self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
-        self.streams = ("token",) if mode == "greedy" else ("token", "policy")
-        self.logged = ("sizes", "log_probs", *(["chosen"] if num_candidates > 1 else []))
+        self.streams = ("token",) if self.mode == "greedy" else ("token", "policy")
+        self.logged = ("sizes", "log_probs", *(["chosen"] if self.num_candidates > 1 else []))
 
     def width(self, heads: int) -> int:
         check_policy(self.policy, heads)
@@ -145,6 +149,13 @@ class PolicyChunk(ChunkRule):
         """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""
         u = None if self.mode == "greedy" else state.uniform("policy", state.generated)
         return u, state.own.get("forced"), self.policy.config.num_actions
+
+
+@decoding_method("dcar-sampled", Style("DCAR sampled", "#ee8866", "d"))
+class SampledPolicyChunk(PolicyChunk):
+    """Learned policy whose choice is drawn."""
+
+    mode: Literal["greedy", "sample"] = unlisted("sample")
 
 
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int) -> Decision:

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dcar.decoding.columns import real_positions
+from dcar.decoding.declare import Style, compact_name, settings_of
 from dcar.decoding.reader import Layout
 from dcar.decoding.records import Decision, Prompt, PromptBatch
 from dcar.decoding.state import BatchState
 from dcar.decoding.tree import DraftTree
+from dcar.model.models import Borrowed
 from heads.layers import at
 
 
@@ -43,9 +45,15 @@ class Draft:
 class Method:
     """Decoding method. It contains settings and constant tensors only; its data for each row are
     in `BatchState.own`, so one object serves any number of batches. A subclass overrides `keep`,
-    and `propose` if it drafts."""
+    and `propose` if it drafts. Its settings are fields (`dcar.decoding.declare`)."""
 
-    name = "method"
+    kind = ""
+    """Name of the method without settings; empty = the path of its class."""
+    example = ""
+    """A compact name, as it is written."""
+    style = Style()
+    verifies = False
+    """True if a pass checks drafted tokens."""
     draft_length = 0
     """Maximum number of positions that `propose` returns."""
     keeps_probs = False
@@ -60,6 +68,26 @@ class Method:
     logged: Sequence[str] = ()
     """Fields among `sizes`, `log_probs` and `chosen` that its results contain."""
 
+    _name = ""
+
+    @property
+    def name(self) -> str:
+        """Compact name, with the settings that are not defaults: car-5."""
+        if self._name:
+            return self._name
+        own = {s: getattr(self, s.attribute) for s in settings_of(type(self))}
+        changed = {s.name: value for s, value in own.items() if value != s.default}
+        return compact_name(self.kind or type(self).__qualname__, type(self), changed)
+
+    def named(self, name: str) -> Self:
+        """Give the method another name, and return it."""
+        self._name = name
+        return self
+
+    def bind(self, models: Borrowed) -> None:
+        """Take the models that the method needs; those become part of the identity of its tokens.
+        Raises ConfigError if one is missing or the settings do not fit."""
+
     def width(self, heads: int) -> int:
         """Return the maximum number of tokens that a round emits, given the decoder's number of
         heads. Raises ConfigError if there are too few."""
@@ -68,7 +96,9 @@ class Method:
     def key(self) -> Hashable:
         """Return what a captured step of the method depends on: its class and settings, models and
         tensors by identity. Methods with the same key can take turns in an engine."""
-        settings = ((name, by_value(value)) for name, value in vars(self).items() if name != "name")
+        settings = (
+            (name, by_value(value)) for name, value in vars(self).items() if name != "_name"
+        )
         return type(self), *settings
 
     def start(self, state: BatchState) -> None:

@@ -3,24 +3,26 @@ streamed."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
+from dcar.decoding import DecodeResult, Engine, Method, Prompt
+from dcar.decoding.declare import settings_of
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
+from dcar.methods.names import MethodSpec
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
+from dcar.model.models import Borrowed, Models
 from dcar.process import SMALL, cores
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
@@ -127,14 +129,14 @@ class Speaker:
         "starter-t0.4", trained at temperature 0.4); tokenizer and vocoder also by the names of
         `dcar.tokens.load` and `dcar.vocoder.load`.
 
-        method: dcar, dcar-sampled (the policy's choice is drawn), car-K, or far (with "starter" the
-        shipped FAR decoder); a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; ""
-        = dcar if a policy, dial or number of candidates is given, or the shipped policy was trained
-        for the decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks and
-        less time, below for shorter ones (`PolicyChunk`). num_candidates: number of candidates for
-        the policy; 0 = `NUM_CANDIDATES` if it can choose among them, else 1. dtype: type of the
-        decoder's weights (`dcar.model.precision`). Raises AssetError, CheckpointError, ConfigError
-        or DataError if something is missing or does not belong together.
+        method: a name of docs/methods.md (dcar, car-K, sd, …; far with "starter" is the shipped FAR
+        decoder); a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; "" = dcar if a
+        policy, dial or number of candidates is given, or the shipped policy was trained for the
+        decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks and less time,
+        below for shorter ones (`PolicyChunk`). num_candidates: number of candidates for the policy;
+        0 = `NUM_CANDIDATES` if it can choose among them, else 1. dtype: type of the decoder's
+        weights (`dcar.model.precision`). Raises AssetError, CheckpointError, ConfigError or
+        DataError if something is missing or does not belong together.
         """
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
@@ -333,11 +335,14 @@ def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
 def make_method(
     name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0, num_candidates: int = 0
 ) -> Method:
-    """Return the method with a name: far and car-K keep a fixed number of tokens per step; dcar
-    uses the policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule
+    """Return the method with a compact name (docs/methods.md), bound to the decoder and, if it uses
+    one, to the policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule
     or a method is used as it is."""
-    for setting, value in (("dial", dial), ("num_candidates", num_candidates)):
-        if value and not (isinstance(name, str) and name.startswith("dcar")):
+    spec = MethodSpec.parse(name) if isinstance(name, str) else None
+    known = {s.name for s in settings_of(spec.of)} if spec else set()
+    asked = {"dial": dial, "num_candidates": num_candidates}
+    for setting, value in asked.items():
+        if value and setting not in known:
             raise ConfigError(
                 f"{setting}={value:g} is for a policy, but method '{getattr(name, 'name', name)}' "
                 "uses none: omit it, or choose dcar"
@@ -347,22 +352,25 @@ def make_method(
             f"dial={dial:g} must be between {DIALS[0]:g} and {DIALS[1]:g}; for chunks of one size "
             "choose car-K"
         )
-    if not isinstance(name, str):
+    if spec is None:
+        assert not isinstance(name, str)
         return name
-    if name == "far":
-        return FixedChunk(1, "far")
-    if found := re.fullmatch(r"car-(\d+)", name):
-        return FixedChunk(int(found[1]))
-    if name in ("dcar", "dcar-sampled"):
+    if spec.sampling:
+        raise ConfigError(f"method '{name}': give the sampling as temperature and top_k")
+    policies: dict[str, ChunkPolicy] = {}
+    if "policy" in known:
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
-        loaded.check_base(decoder.checksum())
-        num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
-        mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
-        return PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates)
-    raise ConfigError(
-        f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, "
-        "dcar or dcar-sampled"
-    )
+        policies[str(spec.settings.get("policy", ""))] = loaded
+        if not num_candidates and loaded.chunk_scorer is not None:
+            asked["num_candidates"] = NUM_CANDIDATES
+        settings = {key: value for key, value in asked.items() if value}
+        spec = replace(spec, settings={**settings, **spec.settings})
+    try:
+        method = spec.build()
+        method.bind(Borrowed(Models(decoder, decoder, policies)))
+    except ConfigError as error:
+        raise ConfigError(f"method '{name}': {error}") from error
+    return method
 
 
 def shipped_policy_fits(decoder: AnyDecoder) -> bool:

@@ -47,7 +47,10 @@ def resampled_rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed:
 
 
 def corpus_interval(
-    errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES
+    errors: Sequence[float] | np.ndarray,
+    words: Sequence[float] | np.ndarray,
+    *,
+    resamples: int = RESAMPLES,
 ) -> Interval:
     """Return the corpus rate with a 95 % percentile bootstrap interval over utterances.
 

@@ -80,7 +80,7 @@ class SpokenJudge:
         model.eval()
         try:
             # not `decode`, which would keep the buffers while the decoder is trained
-            method, rows = FixedChunk(size, f"car-{size}"), min(DECODER_BATCH, len(self.items))
+            method, rows = FixedChunk(size), min(DECODER_BATCH, len(self.items))
             engine = Engine(model, method, self.settings.sampling, rows)
             results = engine.decode(self.items, seed=self.seed)
         finally:

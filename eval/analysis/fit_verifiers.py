@@ -34,6 +34,7 @@ from dcar.model.batch import speech_batch
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import precision_of
+from dcar.model.statistics import MEL_BANDS, VerifierStatistics
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
 from dcar.process import own_device, run_claimed, run_command
@@ -46,7 +47,6 @@ from dcar.tracking import provenance
 from dcar.voices.features import SAMPLE_RATE, LogMel
 from eval.verifiers.entropy import EntropyChunk, entropies
 from eval.verifiers.mtp_viterbi import count_bigrams
-from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 from eval.verifiers.vadusa import build_tree, expected_accepted
 
 

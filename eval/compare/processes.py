@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from accelerate import PartialState
 
 from dcar.errors import ConfigError, ProcessError
 from dcar.process import SMALL, cores, meeting_others, own_device
+
+T = TypeVar("T")
 
 
 class Meeting:
@@ -42,6 +44,14 @@ class Meeting:
                 "See the logs of the other processes for the cause. Finished records are kept; "
                 "run the same command again to continue, with any number of processes"
             ) from error
+
+    def share(self, value: T | None) -> T:
+        """Return what the main process has on every process."""
+        values = [value]
+        if self.group is not None:
+            dist.broadcast_object_list(values, group=self.group)
+        assert values[0] is not None
+        return values[0]
 
 
 def start(config: Any) -> tuple[PartialState, Meeting]:

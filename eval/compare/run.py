@@ -8,580 +8,402 @@ and seeds. One vocoder synthesises the tokens, and one recogniser that took no p
 transcribes them. Two reference rows bound the word errors that the recogniser can measure: the
 recordings themselves, and their tokens resynthesised by the same vocoder.
 
+plan     comparisons: these methods × these utterances × these seeds (eval/compare/plan.py)
+records  decode, synthesise, transcribe, score (eval/compare/maker.py)
+times    batch 1, every process its own utterances (eval/results/timing.py)
+measure  rows and tests (eval/results)
+show     compare.json, tables, plots, report.html (eval/report)
+
 An interrupted comparison continues where it stopped, with any number of processes and with the same
 result.
 """
 
-import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from dcar.config import check, load_config, save_config, setting
-from dcar.config.commands import (
-    DecoderSettings,
-    PromptSettings,
-    RunSettings,
-    SpeechSettings,
-    WaitSettings,
-)
-from dcar.config.schema import seed_setting
+from dcar.config import load_config, save_config
 from dcar.errors import ConfigError, DataError
-from dcar.model.companions import text_encoder
+from dcar.methods import Entry, make_methods
 from dcar.model.precision import precision_of
-from dcar.prepare.prepared import prepared_info
 from dcar.process import own_device, run_claimed
-from dcar.prompts.choose import by_digest, in_turns
-from dcar.prompts.chooser import PromptChooser, with_prompts
-from dcar.prompts.items import PromptItem, make_prompts
-from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
-from dcar.prompts.texts import SPLIT, name_and_limit, read_texts, text_list, text_prompts, title_of
-from dcar.recognition.load import load_recognizer
-from dcar.sampling import SamplingConfig
+from dcar.prompts.items import PromptItem
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
-from dcar.tokens.alignment import ENOUGH, PhonemeAligner
-from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
-from dcar.tracking import provenance, write_json
-from dcar.vocoder.base import PromptAudio
-from dcar.vocoder.load import vocoder_identity
+from dcar.tracking import provenance
+from eval.compare.config import CompareConfig
+from eval.compare.maker import Maker, save_opus
+from eval.compare.plan import Comparison, Job, choose_items, plan_comparisons, plan_jobs
 from eval.compare.processes import Meeting, start, threads_of
-from eval.compare.tuned import load_tuned
-from eval.methods.registry import Entry, load_models, make_methods
-from eval.methods.spec import read_methods
+from eval.compare.tools import Tools, load_tools
+from eval.compare.tuned import Tuned, load_tuned
 from eval.report.listen import sample_picture
-from eval.report.page import FORMAT_VERSION, write_report
+from eval.report.page import write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import by_category, by_length, by_utterance, make_rows, power_statement
-from eval.results.store import (
-    RECORDING,
-    RESYNTHESIS,
-    Job,
-    Maker,
+from eval.results.rows import by_category, by_length, counts_of, make_rows, power_of
+from eval.results.store import RecordStore
+from eval.results.timing import chosen_to_time, read_timings, time_methods
+from eval.results.training import SHIPPED
+from eval.results.types import (
+    Measured,
     Record,
-    RecordStore,
-    Tools,
-    by_method,
-    choose_items,
-    chosen_of,
-    plan,
-    save_opus,
+    Result,
+    Sample,
+    ScorerInfo,
+    Timing,
+    Voice,
+    to_json,
+    write_result,
 )
-from eval.results.timing import time_methods
-from eval.results.training import SHIPPED, training_note
-from eval.scorers.load import load_scorers
 
 logger = logging.getLogger(__name__)
+Records = dict[int, list[Record]]
+"""Records of each comparison, by its place."""
 
-Group = tuple[str, int]
-"""Set of texts and prompt seed: utterances that are decoded with every sampling seed."""
 
+@dataclass(frozen=True)
+class Compared:
+    """What a run compares, with what it compares it."""
 
-@dataclass
-class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, PromptSettings):
-    """Settings of a comparison."""
-
-    out: str = "runs/compare"
-    texts: list[str] = setting(
-        [SPLIT],
-        "Sets of texts, each with its own rows and tests; NAME:N = N texts of it. split = the "
-        "sentences of the split. Texts without recordings are synthesised with the prompts of the "
-        "split in turn: hard, short = the shipped ones, else a file with one text per line. The "
-        "first set is used for references, audio and pictures.",
-    )
-    far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
-    policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
-    draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
-    statistics: str | None = setting(
-        None, "Measured statistics that some methods need (docs/methods.md)."
-    )
-    methods: list[str | dict[str, Any]] = setting(
-        ["car-1", "car-2", "car-3"],
-        "Method names from docs/methods.md, or mappings such as {method: ssd, beta: 0.4}; "
-        '"ssd-{0,0.4}" is a sweep, car-5@t0.4 has its own sampling.',
-    )
-    tuned: str | None = setting(
-        None, "tuned.json of `dcar tune`: adds a row for each method at its own best sampling."
-    )
-    seeds: list[int] = seed_setting(
-        [0], "Sampling seeds; every utterance is decoded once with each."
-    )
-    prompt_seeds: list[int] = seed_setting(
-        [0],
-        "Seeds of the choice of prompts, the same for all methods; several = replicates. The "
-        "first one is used for references, audio and timings.",
-    )
-    scorers: list[str] = setting(
-        ["resemblyzer"],
-        "Columns of similarity to the voice of the prompt (resemblyzer, wavlm:…, eres2net:…) and "
-        "of quality (utmos:…, dnsmos, …), see eval/scorers/load.py.",
-    )
-    timing_utterances: int = setting(
-        10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
-    )
-    audio_utterances: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
-    references: bool = setting(True, "Rows for the recordings and their resynthesis.")
-    resamples: int = setting(4000, "Number of bootstrap resamples.", minimum=100)
-    threads: int = setting(
-        0,
-        "Torch threads per process; 0 = one for decoders below 100 M parameters, otherwise the "
-        "idle cores.",
-        minimum=0,
-    )
-    training_log: str | None = setting(
-        None, "log.jsonl of a DCPO run, for the training curves in the report."
-    )
-    report: bool = setting(True, "Write report.html.")
-    sampling: SamplingConfig = setting(
-        SamplingConfig, "Sampling of methods that do not have their own."
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not (self.methods and self.texts and self.seeds and self.prompt_seeds):
-            raise ConfigError(
-                "methods, texts, seeds and prompt_seeds: a comparison needs at least one of each"
-            )
-        for name in ("seeds", "prompt_seeds", "scorers"):
-            if len(set(given := getattr(self, name))) != len(given):
-                raise ConfigError(f"{name} must differ: {given}")
-        if len(self.limits) != len(self.texts):
-            raise ConfigError(f"texts must differ: {self.texts}")
-        read_methods(self.methods)  # raises for an unknown method before anything is loaded
+    config: CompareConfig
+    tools: Tools
+    entries: Sequence[Entry]
+    comparisons: Sequence[Comparison]
+    tuned: Tuned | None
+    state: PartialState
 
     @property
-    def limits(self) -> dict[str, int]:
-        """Number of texts of every set by its name; 0 = all."""
-        return dict(map(name_and_limit, self.texts))
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the decoder."""
+        return sum(p.numel() for p in self.tools.models.decoder.parameters())
+
+    @property
+    def training(self) -> str:
+        """Sentence on the training of FAR and CAR, if FAR takes part."""
+        return self.tools.training if any(e.spec.method == "far" for e in self.entries) else ""
 
 
-SHOWN = "hypothesis words duration emitted sizes truncated".split()
-"""Fields of a record that the report shows next to its audio."""
-
-
-def load_tools(config: CompareConfig, device: str) -> Tools:
-    """Load models, vocoder, recogniser, scorers and the utterances of a comparison; of the
-    split, no other rows are read. Raises ConfigError, CheckpointError or DataError if parts do
-    not belong together."""
-    info = prepared_info(config.data)
-    models = load_models(
-        config.decoder,
-        config.far_decoder or "",
-        config.policies,
-        device,
-        config.draft or "",
-        config.statistics or "",
-        dtype=config.dtype,
-    )
-    whole = split = split_for(models.decoder, config.data, config.split)
-    if SPLIT in config.limits:
-        split = with_prompts(whole, f"{config.data}: split {config.split}")
-    bos = models.decoder.config.bos
-
-    def spoken(name: str, limit: int) -> dict[int, list[PromptItem]]:
-        """Return the utterances of a set of texts by prompt seed."""
-        texts = [] if name == SPLIT else read_texts(name, text_encoder(config.decoder))
-        rows, source = in_turns(whole, len(texts)), whole
-        if name == SPLIT:
-            fewest = min(filter(None, (limit, config.limit)), default=0)
-            columns, source = split.columns, split
-            rows = by_digest(columns["digest_rank"], columns["id_rank"], fewest)
-        chooser = PromptChooser(source, config.prompt_tokens)
-        made = {
-            seed: make_prompts(source, config.prompt_tokens, seed, bos, rows, chooser)
-            for seed in config.prompt_seeds
-        }
-        if name == SPLIT:
-            return made
-        # a text has the same prompt whatever the limit
-        return {s: choose_items(text_prompts(texts, items), limit) for s, items in made.items()}
-
-    sets = {name: spoken(name, limit) for name, limit in config.limits.items()}
-    every_item = [i for by_seed in sets.values() for made in by_seed.values() for i in made]
-    recordings = corpus_recordings(config.data)
-    # raise now, not at the end, if the corpus is missing
-    if config.audio_utterances and every_item:
-        recordings(every_item[0].prompt_utterance_id)
-    recorded = split.rows[:ENOUGH]
-    prompts = PromptAudio.of_items(every_item, recordings)
-    vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
-    recognizer = load_recognizer(config.recognizer, device=device)
-    return Tools(
-        sets,
-        models,
-        vocoder,
-        recognizer,
-        recordings,
-        {"vocoder": vocoder_identity(vocoder, config.vocoder)},
-        {
-            "corpus": info.corpus,
-            "tokenizer": info.tokenizer.identity,
-            "split": config.split,
-            **({"own_prompt": left_out} if (left_out := len(whole) - len(split)) else {}),
-            "texts": [{"name": name, **digest(text_list(name))} for name in sets if name != SPLIT],
-        },
-        load_scorers(config.scorers, prompts, device),
-        codebook_of(info.tokenizer, config.data)
-        if len(config.prompt_seeds) * len(config.seeds) > 1
-        else None,
-        PhonemeAligner.fit(
-            recorded["speech"], recorded["text"], models.decoder.config.speech_vocab_size
-        )
-        if config.audio_utterances
-        else None,
-        training_note(config.decoder, config.far_decoder) if config.far_decoder else "",
-    )
-
-
-def run(
-    config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry] = ()
-) -> dict[str, Any]:
-    """Run a comparison and return the content of compare.json (on every process). `tools` replaces
+def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry] = ()) -> Result:
+    """Run a comparison and return the content of compare.json, on every process. `tools` replaces
     what the config would load; more: methods that have no name to list.
 
     Raises ConfigError, DataError, CheckpointError. Finished records stay in `out`, and the next run
     uses them.
     """
     state, meeting = start(config)
-    out = Path(config.out)
     if state.is_main_process and tools is None:
         logger.info("loading models")
-    tools = tools or load_tools(config, own_device(config.device))
-    comparison = Comparison(config, tools, state, meeting, more)
-    if state.is_main_process and comparison.training not in ("", SHIPPED):
+    compared = plan(config, tools or load_tools(config, own_device(config.device)), more, state)
+    if state.is_main_process and compared.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table
-        logger.warning(comparison.training)
-    with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
-        makers = comparison.make_records()
-        meeting.wait("decoding and transcribing")
-        result: dict[str, Any] = {}
-        if state.is_main_process:
-            result = comparison.finish(makers)
-    meeting.wait("writing the table and the report")
-    return result or json.loads((out / "compare.json").read_text())
-
-
-class Comparison:
-    """Comparison in progress: the methods, the records they make, and the files written from
-    these."""
-
-    def __init__(
-        self,
-        config: CompareConfig,
-        tools: Tools,
-        state: PartialState,
-        meeting: Meeting,
-        more: Sequence[Entry],
+        logger.warning(compared.training)
+    result = None
+    with (
+        writing(compared.out),
+        threads_of(config.threads, compared.parameters, state.num_processes),
     ):
-        self.config, self.tools, self.state, self.meeting = config, tools, state, meeting
-        self.out = Path(config.out)
-        # the set of texts and the prompt seed with references, audio and pictures
-        self.first: Group = next(iter(config.limits)), config.prompt_seeds[0]
-        self.groups: dict[Group, list[PromptItem]] = {
-            (texts, seed): choose_items(tools.sets[texts][seed], config.limit)
-            for texts in config.limits
-            for seed in config.prompt_seeds
-        }
-        self.items = self.groups[self.first]
-        if not self.items:
-            raise DataError(
-                f"split '{config.split}' of {config.data} has no utterances to compare on"
+        maker = make_records(compared, meeting)
+        meeting.wait("decoding and transcribing")
+        take_times(compared)
+        meeting.wait("timing")
+        if state.is_main_process:
+            # other processes have appended to their own shards
+            maker.store.read(compared.tools.scorers)
+            result = show(compared, maker)
+    meeting.wait("writing the table and the report")
+    return meeting.share(result)
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+
+def plan(
+    config: CompareConfig, tools: Tools, more: Sequence[Entry], state: PartialState
+) -> Compared:
+    """Return what is to be compared. Raises ConfigError or DataError for methods, samplings or
+    prompts that make no comparison."""
+    sets = {
+        texts: {s: choose_items(tools.sets[texts][s], config.limit) for s in config.prompt_seeds}
+        for texts in config.limits
+    }
+    first, *others = next(iter(sets.values())).values()
+    if not first:
+        raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
+    for seed, items in zip(config.prompt_seeds[1:], others, strict=True):
+        if items == first:
+            raise ConfigError(
+                f"prompt_seeds: {seed} gives the prompts of {config.prompt_seeds[0]}, because "
+                "the corpus names them or has one utterance per speaker; leave prompt_seeds out"
             )
-        for seed in config.prompt_seeds[1:]:
-            if self.groups[self.first[0], seed] == self.items:
-                raise ConfigError(
-                    f"prompt_seeds: {seed} gives the prompts of {config.prompt_seeds[0]}, because "
-                    "the corpus names them or has one utterance per speaker; leave prompt_seeds out"
-                )
-        self.entries = [*make_methods(config.methods, tools.models, config.sampling), *more]
-        self.tuned = load_tuned(config.tuned) if config.tuned else None
-        if self.tuned:
-            self.entries = self.tuned.beside(self.entries)
-        # texts of a list have no recordings
-        bounded = config.references and self.first[0] == SPLIT
-        self.references = [RECORDING] if bounded and tools.recording is not None else []
-        self.references += [RESYNTHESIS] if bounded else []
-        self.names = [*self.references, *(e.name for e in self.entries)]
-        # sentence on the training of FAR and CAR, if FAR takes part
-        with_far = any(e.settings["method"] == "far" for e in self.entries)
-        self.training = tools.training if with_far else ""
-        self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
+    entries = [*make_methods(config.methods, tools.models, config.sampling), *more]
+    tuned = load_tuned(config.tuned) if config.tuned else None
+    if tuned:
+        entries = tuned.beside(entries)
+    comparisons = plan_comparisons(
+        sets,
+        entries,
+        config.seeds,
+        config.references,
+        tools.recording is not None,
+        config.audio_utterances,
+    )
+    return Compared(config, tools, entries, comparisons, tuned, state)
 
-    def entries_of(self, texts: str) -> list[Entry]:
-        """Return the methods that decode a set of texts: all of them if it is the first, else
-        those without a limit."""
-        return [e for e in self.entries if texts == self.first[0] or not e.limit]
 
-    def _jobs(self, group: Group) -> list[Job]:
-        """Return the jobs of all processes for a group."""
-        return plan(
-            self.groups[group],
-            self.entries_of(group[0]),
-            self.config.seeds,
-            self.config.batch_size,
-            self.references if group == self.first else (),
-        )
+# --- records and times ----------------------------------------------------------------------------
 
-    def make_records(self) -> dict[Group, Maker]:
-        """Make the records of this process and return the makers by group. Only the first group
-        has references and audio."""
-        config, tools, state = self.config, self.tools, self.state
-        store = RecordStore(self.out / "records", state.process_index)
-        done = store.read()
-        if state.is_main_process:  # partial audio files of a killed run
-            for part in (self.out / "audio").glob(".*"):
-                part.unlink()
-        # all processes must have read before one writes
-        self.meeting.wait("reading the records of earlier runs")
-        store.open()
-        # audio of utterances that every method decodes
-        shared = chosen_of(self.items, min((e.limit for e in self.entries if e.limit), default=0))
-        kept = [shared[i] for i in spread(len(shared), config.audio_utterances)]
-        makers = {
-            group: Maker(
-                tools,
+
+def make_records(compared: Compared, meeting: Meeting) -> Maker:
+    """Make the records that this process has to make, and return their maker."""
+    state = compared.state
+    store = RecordStore(compared.out / "records", state.process_index)
+    store.read(compared.tools.scorers)
+    if state.is_main_process:  # partial audio files of a killed run
+        for part in (compared.out / "audio").glob(".*"):
+            part.unlink()
+    # all processes must have read before one writes
+    meeting.wait("reading the records of earlier runs")
+    store.lines.open()
+    maker = Maker(compared.tools, compared.out, store)
+    mine = [
+        job
+        for comparison in compared.comparisons
+        for job in plan_jobs(comparison, compared.config.batch_size)
+        if job.owner % state.num_processes == state.process_index
+    ]
+    total = sum(len(job.items) for job in mine)
+    with progress(compared, "1/3 decode, transcribe", total) as bar:
+        for job in mine:
+            bar.set_postfix_str(str(job.entry if isinstance(job.entry, str) else job.entry.name))
+            maker.run(job, bar.update)
+    return maker
+
+
+def timed(compared: Compared) -> Iterator[tuple[str, list[PromptItem], list[Entry]]]:
+    """Iterate over the sets of texts: name, utterances that are timed, and the methods that decode
+    any of them."""
+    for texts in dict.fromkeys(c.texts for c in compared.comparisons):
+        of_texts = [c for c in compared.comparisons if c.texts == texts]
+        items = max((c.first_items for c in of_texts), key=len)
+        names = {e.name for c in of_texts for e in c.entries}
+        entries = [e for e in compared.entries if e.name in names]
+        yield texts, chosen_to_time(items, compared.config.timing_utterances), entries
+
+
+def take_times(compared: Compared) -> None:
+    """Time every method on this process' share of the utterances."""
+    state = compared.state
+    sets = list(timed(compared))
+    total = sum(len(items[state.process_index :: state.num_processes]) for _, items, _ in sets)
+    with progress(compared, "2/3 time at batch 1", total) as bar:
+        for texts, items, entries in sets:
+            time_methods(
                 items,
-                self.entries,
-                config.seeds,
-                kept if group == self.first else (),
-                self.out,
-                store,
-                done,
+                compared.tools.vocoder,
+                entries,
+                compared.config.seeds[0],
+                compared.out / "timings",
+                [compared.tools.identity, texts],
+                bar.update,
+                state.process_index,
+                state.num_processes,
             )
-            for group, items in self.groups.items()
-        }
-        mine = [
-            [
-                job
-                for job in self._jobs(group)
-                if job.owner % state.num_processes == state.process_index
-            ]
-            for group in makers
-        ]
-        total = sum(len(job.indices) for jobs in mine for job in jobs)
-        earlier: list[Record] = []  # an utterance may have the same prompt with several seeds
-        # disable=None: no bar without a terminal
-        with tqdm(
-            total=total,
-            desc="1/3 decode, transcribe",
-            unit="utt",
-            mininterval=1,
-            disable=None if state.is_main_process else True,
-        ) as bar:
-            for maker, jobs in zip(makers.values(), mine, strict=True):
-                maker.adopt(earlier)
-                for job in jobs:
-                    bar.set_postfix_str(job.method)
-                    maker.run(job, bar.update)
-                earlier += maker.done.values()
-        return makers
 
-    def finish(self, makers: dict[Group, Maker]) -> dict[str, Any]:
-        """Time the methods, write tables, pictures and the report, and return the content of
-        compare.json."""
-        config, out = self.config, self.out
-        records = self._gather(makers)
-        save_config(config, out / "config.yaml")
-        sets = list(dict.fromkeys(texts for texts, _ in self.groups))
-        timings = self._time(sets)
-        with tqdm(
-            total=3 + len(sets), desc="3/3 tables, pictures", unit="part", disable=None
-        ) as bar:
-            measured = []
-            for texts in sets:
-                measured.append(self._measured(texts, records[texts], timings[texts]))
-                bar.update()
-            first, *more = measured
-            result = {
-                **self._header(),
-                **first,
-                "by_length": by_length(
-                    records[sets[0]], [r["method"] for r in first["rows"]], config.resamples
-                ),
-                "more_texts": more,
-            }
-            result["samples"] = self._samples(makers[self.first])
-            bar.update()
-            samples = [
-                voice["audio"]
-                for sample in result["samples"]
-                for voice in sample["voices"]
-                if voice["audio"]
-            ]
-            result["files"] = {
-                name: digest(out / name) for name in ("records.jsonl", "config.yaml", *samples)
-            }
-            write_json(out / "compare.json", result)
-            write_text(out / "compare.txt", table_text(result) + "\n")
-            bar.update()
-            draw_plots(first["rows"], out)
-            if config.report:
-                write_report(out, training_log=config.training_log)
-            bar.update()
-            return result
 
-    def _time(self, sets: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return the timings by set of texts."""
-        config, tools = self.config, self.tools
-        chosen = {texts: self.groups[texts, self.first[1]] for texts in sets}
-        total = sum(min(config.timing_utterances, len(items)) for items in chosen.values())
-        with tqdm(
-            total=total, desc="2/3 time at batch 1", unit="utt", disable=None if total else True
-        ) as bar:
-            return {
-                texts: time_methods(
-                    items,
-                    tools.vocoder,
-                    self.entries_of(texts),
-                    config.seeds[0],
-                    config.timing_utterances,
-                    self.out,
-                    [tools.identity, texts],
-                    bar.update,
+@contextmanager
+def progress(compared: Compared, title: str, total: int) -> Iterator[tqdm]:
+    """Show a bar on the main process, if there is a terminal and something to do."""
+    off = None if compared.state.is_main_process and total else True
+    with tqdm(total=total, desc=title, unit="utt", mininterval=1, disable=off) as bar:
+        yield bar
+
+
+# --- measure --------------------------------------------------------------------------------------
+
+
+def records_of(compared: Compared, comparison: Comparison, maker: Maker) -> list[Record]:
+    """Return the records of a comparison by method, seed, prompts and utterance. Raises DataError
+    if one is missing."""
+    found: dict[tuple[str, int, int, str], Record] = {}
+    for job in plan_jobs(comparison, compared.config.batch_size):
+        for item in job.items:
+            record = maker.record(job, item)
+            name = job.entry if isinstance(job.entry, str) else job.entry.name
+            if record is None:
+                raise DataError(
+                    f"{compared.out}: no record of {name}, seed {job.seed}, {item.utterance_id}; a "
+                    "process stopped early; run the comparison again, it continues"
                 )
-                for texts, items in chosen.items()
-            }
+            key = name, job.seed, job.prompt_seed, item.utterance_id
+            found[key] = replace(record, texts=comparison.texts, prompt_seed=job.prompt_seed)
+    return [
+        found[name, seed, prompt_seed, item.utterance_id]
+        for name in comparison.methods
+        for seed in comparison.seeds
+        for prompt_seed, items in comparison.items.items()
+        for item in items
+        if (name, seed, prompt_seed, item.utterance_id) in found  # references have one seed
+    ]
 
-    def _measured(
-        self, texts: str, records: Sequence[Record], timings: Sequence[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Return the part of compare.json that each set of texts has."""
-        config, tools = self.config, self.tools
-        names = list(by_method(records))
-        distances = None if tools.codebook is None else code_distances(tools.codebook)
-        rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
-        samplings = {e.name: e.sampling for e in self.entries}
-        for row in rows:
-            if sampling := samplings.get(row["method"]):
-                row |= {
-                    "temperature": sampling.temperature,
-                    "top_k": sampling.top_k,
-                    "top_p": sampling.top_p,
-                }
-        counts = {name: by_utterance(spoken) for name, spoken in by_method(records).items()}
-        axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
-        items = self.groups[texts, self.first[1]]
-        categories = {i.utterance_id: i.category for i in items}
-        return {
-            "texts": texts,
-            "title": title_of(texts),
-            "utterances": len(items),
-            "rows": rows,
-            "equal_speed": [
-                p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)
-            ],
-            "by_category": by_category(records, names, categories, config.resamples),
-            "power": power_statement(rows),
-        }
 
-    def _gather(self, makers: dict[Group, Maker]) -> dict[str, list[Record]]:
-        """Collect the records of this comparison from all shards, one per (method, seed,
-        prompts, utterance), sorted, by set of texts, and write records.jsonl. Records of further
-        sets have a field `texts`, those of further prompt seeds a field `prompt_seed`."""
-        config, names = self.config, self.names
-        records: dict[str, list[Record]] = {}
-        for (texts, prompt_seed), maker in makers.items():
-            maker.adopt(maker.store.read())
-            further: Record = {"texts": texts} if texts != self.first[0] else {}
-            if prompt_seed != self.first[1]:
-                further["prompt_seed"] = prompt_seed
-            wanted = [
-                (names.index(job.method), config.seeds.index(job.seed), i)
-                for job in self._jobs((texts, prompt_seed))
-                for i in job.indices
-            ]
-            for name, seed, i in sorted(wanted):
-                key = names[name], config.seeds[seed], maker.items[i].utterance_id
-                if not maker.finished(*key[:2], i):
-                    raise DataError(
-                        f"{self.out}: no record of {key[0]}, seed {key[1]}, {key[2]}; a process "
-                        "stopped early; run the comparison again, it continues"
-                    )
-                records.setdefault(texts, []).append({**maker.done[key], **further})
-        every = (record for of_texts in records.values() for record in of_texts)
-        write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in every))
-        return records
+def measure(
+    compared: Compared, comparison: Comparison, records: Sequence[Record], times: Sequence[Timing]
+) -> Measured:
+    """Return the rows of a comparison, and its tests."""
+    tools, resamples = compared.tools, compared.config.resamples
+    distances = None if tools.codebook is None else code_distances(tools.codebook)
+    samplings = {e.name: e.sampling for e in comparison.entries}
+    rows = make_rows(
+        records, comparison.methods, times, resamples, list(tools.scorers), distances, samplings
+    )
+    spoken = [row for row in rows if row.decodes]
+    counts = counts_of(records)
+    axes = [axis for axis in (speed_axis(spoken), "tokens_per_pass") if axis]
+    categories = {item.utterance_id: item.category for item in comparison.first_items}
+    return Measured(
+        texts=comparison.texts,
+        title=comparison.title,
+        limit=comparison.limit,
+        utterances=len(comparison.first_items),
+        rows=rows,
+        pairs=[pair for axis in axes for pair in equal_speed(spoken, counts, axis, resamples)],
+        by_length=by_length(records, comparison.methods, resamples),
+        by_category=by_category(records, comparison.methods, categories, resamples),
+        power=power_of(spoken),
+    )
 
-    def _header(self) -> dict[str, Any]:
-        config, tools, decoder = self.config, self.tools, self.tools.models.decoder
-        return {
-            "format_version": FORMAT_VERSION,
-            "recognizer": tools.recognizer.name,
-            "recognizer_note": "one waveform at a time; the length of a transcript is "
-            "capped by the duration of the audio",
-            "normalizer": NORMALIZER,
-            "scorers": {
-                name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()
-            },
-            "sampling": asdict(config.sampling),
-            "seeds": list(config.seeds),
-            "prompt_seeds": config.prompt_seeds,
-            "corpus": tools.corpus,
-            "methods": {e.name: e.identity for e in self.entries},
-            "parameters": self.parameters,
-            "heads": decoder.config.num_prediction_heads,
-            "codes": decoder.config.speech_vocab_size,
-            "models": tools.identity,
-            "training": self.training,
-            "threads": torch.get_num_threads(),
-            "processes": self.state.num_processes,
-            "device": str(self.state.device),
-            "provenance": provenance(precision=precision_of(decoder)),
-            "config": asdict(config),
-            "tuned": self.tuned.about(self.entries, config.split) if self.tuned else None,
-        }
 
-    def _samples(self, maker: Maker) -> list[dict[str, Any]]:
-        """Return the utterances whose audio was kept: text, and per method the file, the
-        transcript and the chunks."""
-        tools, samples = self.tools, list[dict[str, Any]]()
-        for i in maker.audio:
-            item = self.items[i]
-            voices = []
-            for name in self.names:
-                record = maker.done[name, maker.first_seed, item.utterance_id]
-                audio = maker.audio_path(name, i)
-                # pictures are large, and one sentence is enough as an example
-                picture = None if samples else sample_picture(tools, record, item.text, audio)
-                voices.append(
-                    {
-                        "method": name,
-                        "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
-                        "picture": picture and str(picture.relative_to(maker.out)),
-                        **{k: record.get(k) for k in SHOWN},
-                    }
+def samples_of(compared: Compared, comparison: Comparison, maker: Maker) -> list[Sample]:
+    """Return the utterances whose audio was kept: text, and per method the file, the transcript and
+    the chunks. Pictures are large, and one sentence is enough as an example."""
+    tools, heard, samples = compared.tools, comparison.heard(), list[Sample]()
+    seed = comparison.seeds[0]
+    for item in comparison.first_items:
+        if item.utterance_id not in heard:
+            continue
+        voices = []
+        rows: list[Entry | str] = [*comparison.references, *comparison.entries]
+        for entry in rows:
+            job = Job(entry, seed, 0, [item], 0, comparison.texts, heard)
+            record = maker.record(job, item)
+            assert record is not None
+            audio = maker.audio_path(record.method, item, record.fingerprint)
+            picture = None if samples else sample_picture(tools.aligner, record, audio)
+            voices.append(
+                Voice(
+                    record.method,
+                    _within(audio, compared.out) if record.duration else None,
+                    _within(picture, compared.out),
+                    record.hypothesis,
+                    record.words,
+                    record.duration,
+                    record.decoded,
                 )
-            prompt_audio = None
-            if tools.recording is not None:
-                prompt_audio = maker.audio_path("prompt", i)
-                save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
-            samples.append(
-                {
-                    "id": item.utterance_id,
-                    "text": item.text,
-                    "speaker": item.speaker,
-                    "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)),
-                    "voices": voices,
-                }
             )
-        return samples
+        prompt_audio = None
+        if tools.recording is not None:
+            prompt_audio = maker.audio_path("prompt", item, maker.fingerprint("prompt", item))
+            save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
+        samples.append(
+            Sample(
+                item.utterance_id,
+                item.text,
+                item.speaker,
+                _within(prompt_audio, compared.out),
+                voices,
+            )
+        )
+    return samples
 
 
-def spread(size: int, count: int) -> list[int]:
-    """Return `count` evenly spaced indices below `size`, or all of them if there are fewer.
-    Utterances are sorted by id, so this covers the speakers as well."""
-    return np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist()
+def _within(path: Path | None, folder: Path) -> str | None:
+    return str(path.relative_to(folder)) if path else None
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def show(compared: Compared, maker: Maker) -> Result:
+    """Measure every comparison, write tables, pictures and the report, and return the content of
+    compare.json."""
+    config, out = compared.config, compared.out
+    times = {
+        texts: read_timings(
+            items,
+            entries,
+            config.seeds[0],
+            out / "timings",
+            [compared.tools.identity, texts],
+            compared.state.num_processes,
+        )
+        for texts, items, entries in timed(compared)
+    }
+    every: dict[tuple[Any, ...], Record] = {}
+    measured = []
+    for comparison in tqdm(
+        compared.comparisons, desc="3/3 tables, pictures", unit="table", disable=None
+    ):
+        records = records_of(compared, comparison, maker)
+        every |= {(r.texts, r.method, r.seed, r.prompt_seed, r.id): r for r in records}
+        of = measure(compared, comparison, records, times[comparison.texts])
+        of.samples = samples_of(compared, comparison, maker)
+        measured.append(of)
+    write_text(out / "records.jsonl", "".join(to_json(r) + "\n" for r in every.values()))
+    save_config(config, out / "config.yaml")
+    result = described(compared, measured)
+    voices = [v for of in measured for sample in of.samples for v in sample.voices]
+    sounds = [voice.audio for voice in voices if voice.audio]
+    result.files = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *sounds)}
+    write_result(out / "compare.json", result)
+    write_text(out / "compare.txt", table_text(result) + "\n")
+    draw_plots(result.first.rows, out)
+    if config.report:
+        write_report(out, training_log=config.training_log)
+    return result
+
+
+def described(compared: Compared, measured: list[Measured]) -> Result:
+    """Return the comparisons with what they share."""
+    config, tools, decoder = compared.config, compared.tools, compared.tools.models.decoder
+    return Result(
+        recognizer=tools.recognizer.name,
+        recognizer_note="one waveform at a time; the length of a transcript is capped by the "
+        "duration of the audio",
+        normalizer=NORMALIZER,
+        scorers={name: ScorerInfo(s.kind, s.spec) for name, s in tools.scorers.items()},
+        sampling=config.sampling,
+        seeds=list(config.seeds),
+        prompt_seeds=list(config.prompt_seeds),
+        corpus=tools.corpus,
+        methods={e.name: dict(e.identity) for e in compared.entries},
+        models=tools.identity,
+        parameters=compared.parameters,
+        heads=decoder.config.num_prediction_heads,
+        codes=decoder.config.speech_vocab_size,
+        training=compared.training,
+        tuned=compared.tuned.about(compared.entries, config.split) if compared.tuned else None,
+        threads=torch.get_num_threads(),
+        processes=compared.state.num_processes,
+        device=str(compared.state.device),
+        provenance=provenance(precision=precision_of(decoder)),
+        config=asdict(config),
+        comparisons=measured,
+    )
 
 
 CONFIG = CompareConfig

@@ -42,17 +42,19 @@ from dcar.config.commands import (
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult, Prompt
 from dcar.errors import ConfigError
+from dcar.methods import Entry, MethodSpec, Models, make_methods
+from dcar.model.models import Borrowed
 from dcar.process import own_device, run_claimed
 from dcar.sampling import SamplingConfig, uniform, utterance_keys
-from dcar.tracking import write_json
-from eval.compare.run import CompareConfig, load_tools, start
+from dcar.storage import digest_of, write_text
+from eval.compare.config import CompareConfig
+from eval.compare.processes import start
 from eval.compare.run import run as compare
-from eval.methods.registry import Entry, Models, make_methods
-from eval.methods.spec import MethodSpec
+from eval.compare.tools import Tools, load_tools
 from eval.results.pareto import sentence
-from eval.results.store import Record, Tools, by_method, read_jsonl
-from eval.verifiers.pcg import code_vectors, similar_codes
-from eval.verifiers.statistics import needed
+from eval.results.stats import PairedTest
+from eval.results.types import STRICT, Pair, Record, Row, ScorerInfo, read_records, to_json
+from eval.verifiers.pcg import GroupVerifier, similar_codes
 
 UNSWAPPED = "car-1"
 
@@ -96,18 +98,14 @@ class SwapConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, Pro
             report=False,
         )
 
-    def names(self) -> dict[str, tuple[float, bool]]:
-        """Return the names of PCG with all thresholds; of each its threshold, and whether its
-        groups are by mel frames."""
+    def names(self) -> list[str]:
+        """Return the names of PCG with all thresholds."""
         draft = {"draft": "draft"} if self.draft else {}
-        return {
-            str(MethodSpec.from_mapping({"method": kind, "theta": theta, **draft})): (theta, by_mel)
-            for kind, thetas, by_mel in (
-                ("pcg", self.theta, False),
-                ("pcg-mel", self.theta_mel, True),
-            )
+        return [
+            str(MethodSpec.from_mapping({"method": kind, "theta": theta, **draft}))
+            for kind, thetas in (("pcg", self.theta), ("pcg-mel", self.theta_mel))
             for theta in thetas
-        }
+        ]
 
 
 def own_groups(vectors: Tensor, theta: float) -> list[list[int]]:
@@ -130,7 +128,7 @@ def swap(tokens: Sequence[int], groups: Sequence[Sequence[int]], key: Tensor) ->
     return swapped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SwappedEntry(Entry):
     """Next-token decoding whose tokens are swapped within `groups`. last: its last unswapped batch;
     entries that share it decode a batch once."""
@@ -158,21 +156,65 @@ def swapped_entries(config: SwapConfig, models: Models) -> dict[str, SwappedEntr
     (plain,) = make_methods([UNSWAPPED], models, config.sampling)
     entries: dict[str, SwappedEntry] = {}
     last: dict[Any, list[DecodeResult]] = {}
-    for name, (theta, by_mel) in config.names().items():
-        vectors = code_vectors(models.decoder, needed(models.statistics, name) if by_mel else None)
-        groups = own_groups(vectors, theta)
+    for name in config.names():
         (pcg,) = make_methods([name], models, config.sampling)
-        label = f"{name} swapped"
-        changed = {
-            "name": label,
-            "settings": {"method": label},
-            "identity": {**plain.identity, "groups": pcg.identity["groups"]},
-        }
-        entries[name] = SwappedEntry(**{**vars(plain), **changed}, groups=groups, last=last)
+        assert isinstance(pcg.method, GroupVerifier)
+        vectors = pcg.method.vectors(Borrowed(models))
+        entries[name] = SwappedEntry(
+            MethodSpec(f"{name} swapped"),
+            plain.decoder,
+            plain.method,
+            {**plain.identity, "groups": digest_of([dict(pcg.identity), pcg.spec.to_mapping()])},
+            plain.sampling,
+            own_groups(vectors, pcg.method.theta),
+            last,
+        )
     return entries
 
 
-def run(config: SwapConfig, tools: Tools | None = None) -> dict[str, Any]:
+@STRICT
+@dataclass
+class Change:
+    """Word error rate and similarity to the prompt, and their differences from those of next-token
+    decoding. Similarities are compared where both have one."""
+
+    wer: float
+    wer_change: PairedTest | None
+    similarity: float | None
+    similarity_change: float | None
+
+
+@STRICT
+@dataclass
+class SwapRow:
+    """PCG with one threshold, and next-token decoding with its groups. group_size: mean over the
+    generated tokens, of their own groups; swapped: share of the tokens that have others."""
+
+    method: str
+    tokens_per_pass: float | None
+    itself: Change
+    group_size: float | None = None
+    swapped: float | None = None
+    swap: Change | None = None
+
+
+@STRICT
+@dataclass
+class SwapResult:
+    """Content of swap.json."""
+
+    utterances: int
+    rows: list[SwapRow]
+    pairs: list[Pair]
+    seeds: list[int]
+    recognizer: str
+    normalizer: str
+    scorers: dict[str, ScorerInfo]
+    sampling: SamplingConfig
+    provenance: dict[str, Any]
+
+
+def run(config: SwapConfig, tools: Tools | None = None) -> SwapResult:
     """Compare, and write swap.json; return its content. `tools` replaces what the config would
     load. Raises ConfigError, DataError, CheckpointError."""
     state, meeting = start(config)
@@ -180,81 +222,84 @@ def run(config: SwapConfig, tools: Tools | None = None) -> dict[str, Any]:
     entries = swapped_entries(config, tools.models)
     compared = compare(config.comparison(), tools, list(entries.values()))
     out = Path(config.out)
-    spoken = by_method(read_jsonl(out / "records.jsonl"))
-    rows = {row["method"]: row for row in compared["rows"]}
-    said = [token for record in spoken[UNSWAPPED] for token in record["tokens"]]
-    labels = {rows[name]["family"] for name in entries}
-    result = {
-        "n": compared["utterances"],
-        "rows": [
-            _measured(rows[UNSWAPPED], spoken),
+    records: dict[str, list[Record]] = {}
+    for record in read_records(out / "records.jsonl"):
+        records.setdefault(record.method, []).append(record)
+    rows = {row.method: row for row in compared.first.rows}
+    tokens = [token for record in records[UNSWAPPED] for token in record.tokens]
+    families = {rows[name].family for name in entries}
+    result = SwapResult(
+        utterances=compared.first.utterances,
+        rows=[
+            SwapRow(UNSWAPPED, rows[UNSWAPPED].tokens_per_pass, change(rows[UNSWAPPED], records)),
             *(
-                _measured(rows[name], spoken)
-                | {
-                    "group_size": np.mean([len(entry.groups[token]) for token in said]),
-                    "swapped": np.mean([len(entry.groups[token]) > 1 for token in said]),
-                    "swap": _measured(rows[entry.name], spoken),
-                }
+                SwapRow(
+                    name,
+                    rows[name].tokens_per_pass,
+                    change(rows[name], records),
+                    float(np.mean([len(entry.groups[token]) for token in tokens])),
+                    float(np.mean([len(entry.groups[token]) > 1 for token in tokens])),
+                    change(rows[entry.name], records),
+                )
                 for name, entry in entries.items()
             ),
         ],
-        "equal_speed": [p for p in compared["equal_speed"] if {p["a"], p["b"]} <= labels],
-        **{
-            name: compared[name]
-            for name in "seeds recognizer normalizer scorers sampling provenance".split()
-        },
-    }
+        pairs=[pair for pair in compared.first.pairs if {pair.a, pair.b} <= families],
+        seeds=compared.seeds,
+        recognizer=compared.recognizer,
+        normalizer=compared.normalizer,
+        scorers=compared.scorers,
+        sampling=compared.sampling,
+        provenance=compared.provenance,
+    )
     if state.is_main_process:
-        write_json(out / "swap.json", result)
+        write_text(out / "swap.json", to_json(result, indent=1) + "\n")
         save_config(config, out / "swap.yaml")
     meeting.wait("writing swap.json")
     return result
 
 
-def _measured(row: dict[str, Any], spoken: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
-    """Return the figures of a row: word error rate, similarity to the prompt, and their
-    differences from those of next-token decoding. Similarities are compared where both have
-    one."""
-    (scorer,) = row["scores"]
+def change(row: Row, records: Mapping[str, Sequence[Record]]) -> Change:
+    """Return the figures of a row."""
+    (scorer,) = row.scores
     mine, theirs = (
-        {(r["id"], r["seed"]): r["scores"][scorer] for r in spoken[name]}
-        for name in (row["method"], UNSWAPPED)
+        {(r.id, r.seed): r.scores[scorer] for r in records[name]}
+        for name in (row.method, UNSWAPPED)
     )
-    changes = [mine[key] - theirs[key] for key in mine if None not in (mine[key], theirs[key])]
-    return {
-        "method": row["method"],
-        "tokens_per_pass": row["tokens_per_pass"],
-        "wer": row["wer"],
-        "wer_change": row["difference_vs_car1"],
-        "wer_change_ci": row["difference_vs_car1_ci"],
-        "wer_change_p": row["p_vs_car1"],
-        "similarity": row["scores"][scorer]["mean"],
-        "similarity_change": float(np.mean(changes)) if changes else None,
-    }
+    both = ((mine[key], theirs[key]) for key in mine)
+    changes = [a - b for a, b in both if a is not None and b is not None]
+    mean = row.scores[scorer].mean
+    return Change(
+        row.wer.value,
+        row.tests.get("car1"),
+        mean.value if mean else None,
+        float(np.mean(changes)) if changes else None,
+    )
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: SwapResult) -> str:
     """Format the rows: groups, the change by swapping, and the results of PCG with these groups."""
     lines = [
-        f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['recognizer']}",
+        f"{result.utterances} utterances, seeds {result.seeds}; recogniser {result.recognizer}",
         f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",
         f"{'groups':18} {'size':>7} {'swap %':>7} | {'WER +':>6} {'95 %':>13} {'sim. +':>7} | "
         f"{'tok/pass':>8} {'WER %':>6} {'sim.':>6}",
     ]
-    for row in result["rows"]:
+    for row in result.rows:
         left = f"{'–':>7} {'–':>7} | {'–':>6} {'–':>13} {'–':>7}"
-        if change := row.get("swap"):
-            ends = " to ".join(f"{100 * end:+.1f}" for end in change["wer_change_ci"] or ())
+        if row.swap and row.swap.wer_change:
+            test = row.swap.wer_change
+            ends = " to ".join(f"{100 * end:+.1f}" for end in test.ends or ())
             left = (
-                f"{row['group_size']:7.1f} {100 * row['swapped']:7.1f} | "
-                f"{100 * change['wer_change']:+6.1f} {ends or '–':>13} "
-                f"{_number(change['similarity_change'], '+.3f'):>7}"
+                f"{row.group_size:7.1f} {100 * (row.swapped or 0):7.1f} | "
+                f"{100 * test.difference:+6.1f} {ends or '–':>13} "
+                f"{_number(row.swap.similarity_change, '+.3f'):>7}"
             )
         lines.append(
-            f"{row['method']:18} {left} | {row['tokens_per_pass']:8.2f} {100 * row['wer']:6.1f} "
-            f"{_number(row['similarity'], '.3f'):>6}"
+            f"{row.method:18} {left} | {_number(row.tokens_per_pass, '8.2f')} "
+            f"{100 * row.itself.wer:6.1f} {_number(row.itself.similarity, '.3f'):>6}"
         )
-    return "\n".join([*lines, *map(sentence, result["equal_speed"])])
+    return "\n".join([*lines, *map(sentence, result.pairs)])
 
 
 def _number(value: float | None, form: str) -> str:

@@ -22,17 +22,21 @@ from accelerate import PartialState
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
+from dcar.methods import MethodSpec, Models, read_methods
+from dcar.methods.names import expand_sweep, sampling_word, split_sampling
 from dcar.process import own_device, run_claimed, run_command
 from dcar.prompts.texts import SPLIT
+from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import NUM_CANDIDATES
-from dcar.storage import writing
-from dcar.tracking import write_json
-from eval.compare.run import CompareConfig, load_tools, run, start
-from eval.compare.tuned import FORMAT_VERSION
-from eval.methods.registry import Models
-from eval.methods.spec import MethodSpec, expand_sweep, read_methods, sampling_word, split_sampling
-from eval.results.rows import Row, compare_records
-from eval.results.store import Record, Tools, by_method, read_jsonl
+from dcar.storage import write_text, writing
+from eval.compare.config import CompareConfig
+from eval.compare.processes import start
+from eval.compare.run import run
+from eval.compare.tools import Tools, load_tools
+from eval.compare.tuned import Point, Search, TunedMethod
+from eval.results.rows import counts_of
+from eval.results.stats import paired_test
+from eval.results.types import Record, Result, Row, read_records, to_json
 
 
 @dataclass
@@ -92,13 +96,6 @@ class TuneConfig(CompareConfig):
         }
 
 
-POINT = (
-    "temperature top_k top_p wer wer_ci tokens_per_pass variety variety_ci "
-    "duration_spread longest_run longest_run_max loop_rate truncation_rate "
-    "duration_ratio n records"
-).split()
-
-
 def read_samplings(words: Sequence[str]) -> list[dict[str, Any]]:
     """Read samplings such as t0.4-k10, with sweeps expanded. Raises ConfigError for one that cannot
     be read."""
@@ -127,7 +124,7 @@ def default_methods(models: Models) -> list[str]:
     return [*(f"car-{k}" for k in sizes), *named, *drawn]
 
 
-def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
+def tune(config: TuneConfig, tools: Tools | None = None) -> Search:
     """Decode the grid and return the content of tuned.json (on every process). `tools` replaces
     what the config would load.
 
@@ -148,99 +145,108 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
     )
     result = run(grid, tools)
     out = Path(config.out)
-    search = summary(result, list(read_jsonl(out / "records.jsonl")), config.resamples)
+    search = summary(result, read_records(out / "records.jsonl"), config.resamples)
     if state.is_main_process:
         with writing(out):
-            write_json(out / "tuned.json", search)
+            write_text(out / "tuned.json", to_json(search, indent=1) + "\n")
             save_config(config, out / "tune.yaml")
     meeting.wait("writing tuned.json")
     return search
 
 
-def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -> dict[str, Any]:
+def summary(result: Result, records: Sequence[Record], resamples: int) -> Search:
     """Return the content of tuned.json from a comparison over methods × samplings: for every
     method the grid and the point with the fewest word errors."""
-    spoken = by_method(records)
-    grids: dict[str, list[dict[str, Any]]] = {}
-    for row in result["rows"]:
-        if row["kind"] == "method":
-            own, _ = split_sampling(row["settings"])
-            grids.setdefault(str(MethodSpec.from_mapping(own)), []).append(row)
+    counts = counts_of(records)
+    grids: dict[str, list[Row]] = {}
+    for row in result.first.spoken:
+        grids.setdefault(str(MethodSpec.from_mapping(row.spec or {}).plain), []).append(row)
     methods = {}
     for method, rows in grids.items():
         # at equal WER, the higher temperature
-        best = min(rows, key=lambda r: (r["wer"], -r["temperature"]))
+        best = min(rows, key=lambda row: (row.wer.value, -_sampling(row).temperature))
         points = []
         for row in rows:
-            test = compare_records(spoken[row["method"]], spoken[best["method"]], resamples)
-            points.append(
-                {
-                    "name": _word(row),
-                    **{k: row[k] for k in POINT},
-                    "difference_to_best": test.difference,
-                    "p_to_best": test.p_value if row is not best else 1.0,
-                }
-            )
-        methods[method] = {
-            "best": _word(best),
-            "sampling": {k: best[k] for k in ("temperature", "top_k", "top_p")},
-            "wer": best["wer"],
-            "wer_ci": best["wer_ci"],
-            # points that may be first by chance
-            "not_worse": [
-                p["name"] for p in points if p["p_to_best"] is None or p["p_to_best"] > 0.05
-            ],
-            "identity": {
-                k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"
-            },
-            "grid": points,
-        }
-    kept = "recognizer normalizer seeds prompt_seeds utterances corpus models provenance".split()
-    return {
-        "format_version": FORMAT_VERSION,
-        "methods": methods,
-        "common": result["sampling"],
-        "split": result["corpus"].get("split", result["config"]["split"]),
-        **{k: result[k] for k in kept},
-    }
+            test = paired_test(*counts[row.method], *counts[best.method], resamples=resamples)
+            points.append(_point(row, test.difference, test.p_value if row is not best else 1.0))
+        methods[method] = TunedMethod(_word(best), result.methods[best.method], points)
+    return Search(
+        methods=methods,
+        common=result.sampling,
+        split=result.corpus.get("split", result.config["split"]),
+        recognizer=result.recognizer,
+        normalizer=result.normalizer,
+        seeds=result.seeds,
+        prompt_seeds=result.prompt_seeds,
+        utterances=result.first.utterances,
+        corpus=result.corpus,
+        models=result.models,
+        provenance=result.provenance,
+    )
+
+
+def _point(row: Row, difference: float, p_value: float | None) -> Point:
+    sampling = _sampling(row)
+    assert row.tokens_per_pass is not None
+    assert row.variety is not None
+    assert row.truncation_rate is not None
+    return Point(
+        name=_word(row),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        wer=row.wer,
+        tokens_per_pass=row.tokens_per_pass,
+        variety=row.variety,
+        truncation_rate=row.truncation_rate,
+        duration_ratio=row.duration_ratio,
+        n=row.n,
+        records=row.records,
+        difference=difference,
+        p_value=p_value,
+    )
+
+
+def _sampling(row: Row) -> SamplingConfig:
+    assert row.sampling is not None
+    return row.sampling
 
 
 def _word(row: Row) -> str:
-    return sampling_word(split_sampling(row["settings"])[1])
+    return sampling_word(split_sampling(row.spec or {})[1])
 
 
-def mark(tuned: dict[str, Any], sampling: str) -> str:
-    """Return the mark of a sampling in `table`, given a method's entry in tuned.json."""
-    if sampling == tuned["best"]:
+def mark(tuned: TunedMethod, point: Point) -> str:
+    """Return the mark of a sampling in `table`."""
+    if point.name == tuned.best:
         return "*"
-    return "'" if sampling in tuned["not_worse"] else " "
+    return "'" if point.not_worse else " "
 
 
-def table(search: dict[str, Any]) -> str:
+def table(search: Search) -> str:
     """Format WER by method and sampling; * marks the best, ' those that do not differ from it
     beyond chance."""
-    words = list(dict.fromkeys(p["name"] for m in search["methods"].values() for p in m["grid"]))
-    wide = max(len(m) for m in search["methods"])
+    words = list(dict.fromkeys(p.name for m in search.methods.values() for p in m.grid))
+    wide = max(len(m) for m in search.methods)
     lines = [
         f"{'WER %':{wide}}"
         + "".join(f"{word:>9}" for word in words)
         + "   tokens per pass at the best"
     ]
-    for method, tuned in search["methods"].items():
-        cells = {p["name"]: f"{100 * p['wer']:8.2f}{mark(tuned, p['name'])}" for p in tuned["grid"]}
-        best = next(p for p in tuned["grid"] if p["name"] == tuned["best"])
+    for method, tuned in search.methods.items():
+        cells = {p.name: f"{100 * p.wer.value:8.2f}{mark(tuned, p)}" for p in tuned.grid}
         lines.append(
             f"{method:{wide}}"
             + "".join(f"{cells.get(word, '–'):>9}" for word in words)
-            + f"   {best['tokens_per_pass']:.2f}"
+            + f"   {tuned.point.tokens_per_pass:.2f}"
         )
-    seeds, prompts = (", ".join(map(str, search[k])) for k in ("seeds", "prompt_seeds"))
+    seeds, prompts = (", ".join(map(str, of)) for of in (search.seeds, search.prompt_seeds))
     return "\n".join(
         [
             *lines,
-            f"* best, ' not worse beyond chance (p > 0.05). {search['utterances']} utterances of "
-            f"split {search['split']} × seeds {seeds} × prompts {prompts}, recogniser "
-            f"{search['recognizer']}.",
+            f"* best, ' not worse beyond chance (p > 0.05). {search.utterances} utterances of "
+            f"split {search.split} × seeds {seeds} × prompts {prompts}, recogniser "
+            f"{search.recognizer}.",
         ]
     )
 

@@ -1,1 +1,5 @@
-"""Methods of a comparison, by name."""
+"""Methods of a comparison beside those of `dcar.decoding`, and the families in which a plot groups
+them."""
+
+import eval.methods.controls
+import eval.verifiers  # noqa: F401  registers its methods

@@ -1,34 +1,43 @@
 """Chunk rules that a comparison uses as controls of policies; none is from a paper."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from dcar.decoding import BatchState, ChunkRule, Decision, Engine, PolicyChunk
-from dcar.decoding.chunks import check_listed
+from dcar.decoding.chunks import check_size
+from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
 from dcar.model.batch import pad
+from dcar.model.models import Borrowed
 from heads.candidates import FEATURES, resampling_log_weights
 from heads.chunk_scorer import ChunkScorer, scored_features
+from heads.policy import ChunkPolicy
 
 
+@decoding_method(
+    "end-on-confident", Style("end on confident", "#6b8e23", "H"), example="end-on-confident-4-7"
+)
 class EndOnConfident(ChunkRule):
     """Rule that ends the chunk on the most likely of the drawn tokens: argmax over the sizes a
     of log p_a(x_a)."""
 
+    shortest: int = option(minimum=1)
+    longest: int = option(minimum=1)
     after_draw = True
 
-    def __init__(self, sizes: Sequence[int], name: str | None = None):
-        check_listed(sizes)
-        self.sizes = sorted(set(sizes))
-        self.longest = max(sizes)
-        self.name = name or f"end-on-confident-{'-'.join(map(str, sizes))}"
+    def __post_init__(self) -> None:
+        if self.shortest >= self.longest:
+            raise ConfigError("give the shortest and the longest chunk, as in end-on-confident-4-7")
+
+    def bind(self, models: Borrowed) -> None:
+        check_size(self.longest, models.heads)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
-        state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
+        state.shared["sizes"] = torch.arange(
+            self.shortest, self.longest + 1, device=state.generated.device
+        )
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         assert features is not None
@@ -36,21 +45,26 @@ class EndOnConfident(ChunkRule):
         return Decision(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
 
 
+@decoding_method(
+    "best-of", Style("best of several chunks", "#7a4b12", r"$\clubsuit$"), example="best-of-10-4"
+)
 class BestOfChunk(ChunkRule):
     """Rule that always keeps k tokens, of the candidate with the highest joint score: argmax
     over candidates of r_k. A control of policies with as many candidates."""
 
+    size: int = option(minimum=1)
+    num_candidates: int = option(minimum=2)
+    chunk_scorer: ChunkScorer = unlisted()
     logged = ("sizes", "chosen")
     after_draw = True
     num_features = len(FEATURES) + 1
 
-    def __init__(
-        self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
-    ):
-        self.name = name or f"best-of-{size}-{num_candidates}"
-        self.longest = size
-        self.num_candidates = num_candidates
-        self.chunk_scorer = chunk_scorer
+    def __post_init__(self) -> None:
+        self.longest = self.size
+
+    def bind(self, models: Borrowed) -> None:
+        check_size(self.size, models.heads)
+        self.chunk_scorer = models.chunk_scorer()
 
     def width(self, heads: int) -> int:
         if self.chunk_scorer.config.num_heads < self.longest:
@@ -69,6 +83,7 @@ class BestOfChunk(ChunkRule):
         return Decision(torch.full_like(chosen, self.longest), chosen=chosen)
 
 
+@decoding_method("dcar-shuffled", Style("DCAR shuffled in time", "#b9a394", "|"))
 class ShuffledChunk(PolicyChunk):
     """Rule that uses the sizes chosen by a policy in random order: a control that preserves how
     often chunks are long, but not when.
@@ -78,16 +93,11 @@ class ShuffledChunk(PolicyChunk):
     size. This takes twice the passes that are counted.
     """
 
-    def __init__(self, rule: PolicyChunk, name: str | None = None):
-        super().__init__(
-            rule.policy,
-            rule.mode,
-            name or f"{rule.name}-shuffled",
-            None,
-            rule.dial,
-            rule.num_candidates,
+    def use(self, policy: ChunkPolicy) -> None:
+        super().use(policy)
+        self.rule = PolicyChunk(
+            policy, self.mode, num_candidates=self.num_candidates, dial=self.dial
         )
-        self.rule = rule
         self.streams = (*self.streams, "shuffle")
 
     def start(self, state: BatchState) -> None:

@@ -2,31 +2,34 @@
 of a plot.
 
 `ssd-0.2` and `ssd-0.4` are the family SSD at β = 0.2 and 0.4. Settings that change the method and
-not its degree, those with a `word` in KINDS (eval/methods/kinds.py), make separate families: a
+not its degree, those with a `word` (`dcar.decoding.declare.option`), make separate families: a
 draft model, four candidates. So does a method's own sampling: `car-3@t0.4` and `car-5@t0.4` are the
 family CAR-k (T 0.4), a line by k in addition to that of the common sampling. The methods at their
 own best sampling, which may differ, are the family CAR-k (own best). Policies, and the dial of a
 policy, are points of one line.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.methods.kinds import DRAFTED, EOS, KINDS, Style, value_text
-from eval.methods.spec import split_sampling
+from dcar.decoding.declare import Style, settings_of, value_text
+from dcar.methods.find import class_of, every_method
+from dcar.methods.names import split_sampling
 
-Settings = Mapping[str, Any]  # a method as a mapping (eval/methods/spec.py)
+T = TypeVar("T")
+Settings = Mapping[str, Any]  # a method as a mapping (dcar/methods/names.py)
 SYMBOLS = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Methods that differ only in settings without a word. method: their kind, a key of KINDS or
-    a path; words: for a reader; sampling: likewise, T 0.4, empty for the common one."""
+    """Methods that differ only in settings without a word. method: their name without settings;
+    title: what a reader calls it; words: for a reader; sampling: likewise, T 0.4, empty for the
+    common one."""
 
     method: str
+    title: str
     words: tuple[str, ...] = ()
     sampling: str = ""
     num_candidates: int = 1
@@ -34,32 +37,29 @@ class Family:
     @property
     def label(self) -> str:
         """Name of the family, which no other has: SSD, SSD (draft model, T 0.4)."""
-        name = KINDS[self.method].style.label if self.method in KINDS else self.method
         words = [*self.words, self.sampling] if self.sampling else self.words
-        return f"{name} ({', '.join(words)})" if words else name
+        return f"{self.title} ({', '.join(words)})" if words else self.title
 
     @property
     def style(self) -> Style:
         """Drawing style; families that differ only by their sampling look alike."""
-        style = KINDS[self.method].style if self.method in KINDS else Style("")
-        return style.of_candidates(self.num_candidates)
+        return class_of(self.method).style.of_candidates(self.num_candidates)
 
 
 def family_of(settings: Settings) -> Family:
     """Return the family of a method."""
     own, sampling = split_sampling(settings)
-    kind = KINDS.get(own["method"])
-    words = [
-        s.word.format(own[s.name])
-        for s in (kind.settings if kind else (EOS, *DRAFTED))
-        if s.word and s.name in own
-    ]
+    cls = class_of(own["method"])
+    known = settings_of(cls)
+    words = [s.word.format(own[s.name]) for s in known if s.word and s.name in own]
     sampled = ", ".join(f"{SYMBOLS[k]} {v:g}" for k, v in sampling.items() if k in SYMBOLS)
+    candidates = own.get("num_candidates", 1) if "policy" in {s.name for s in known} else 1
     return Family(
         own["method"],
+        cls.style.label or own["method"],
         tuple(words),
         sampled or ("own best" if sampling else ""),
-        own.get("num_candidates", 1) if kind and kind.policies else 1,
+        candidates,
     )
 
 
@@ -71,43 +71,39 @@ def setting_text(settings: Settings) -> str:
 def _varying(settings: Settings) -> list[Any]:
     """Return the values that differ within a family, None where a default applies."""
     own, _ = split_sampling(settings)
-    if kind := KINDS.get(own["method"]):
-        values = [own.get(s.name) for s in kind.settings if not s.word]
-    else:
-        words = {"method", EOS.name, *(s.name for s in DRAFTED)}
-        values = [value for name, value in own.items() if name not in words]
+    known = settings_of(class_of(own["method"]))
+    values = [own.get(s.name) for s in known if not s.word]
     return [v for value in values for v in (value if isinstance(value, list) else [value])]
 
 
-def short_name(name: str) -> str:
+def short_name(name: str, settings: Settings) -> str:
     """Return a method's name for use in a sentence: random-4…16 for random-4-5-6-…-16, if at
     least four sizes are consecutive."""
-
-    def ends(m: re.Match[str]) -> str:
-        sizes = [int(size) for size in m[0].split("-")]
-        follow = len(sizes) > 3 and sizes == list(range(sizes[0], sizes[0] + len(sizes)))
-        return f"{sizes[0]}…{sizes[-1]}" if follow else m[0]
-
-    return re.sub(r"(?<=-)\d+(?:-\d+)+(?![\w.])", ends, name)
+    for value in settings.values():
+        several = isinstance(value, list) and len(value) > 3
+        if several and value == list(range(value[0], value[0] + len(value))):
+            name = name.replace("-".join(map(str, value)), f"{value[0]}…{value[-1]}")
+    return name
 
 
-def group_families(rows: Sequence[dict[str, Any]]) -> dict[Family, list[dict[str, Any]]]:
-    """Group rows of methods (not references) by family, in the order of KINDS, then of
-    candidates, each sorted by its settings."""
-    grouped: dict[Family, list[dict[str, Any]]] = {}
+def group_families(
+    rows: Sequence[T], spec_of: Callable[[T], Settings | None]
+) -> dict[Family, list[T]]:
+    """Group rows of methods (not references) by family, in the order of registration, then of
+    candidates, each sorted by its settings. spec_of: returns the mapping of a row's method."""
+    grouped: dict[Family, list[tuple[list[tuple[str, float]], T]]] = {}
     for row in rows:
-        if row["kind"] == "method":
-            grouped.setdefault(family_of(row["settings"]), []).append(row)
-    order = list(KINDS)
+        if (settings := spec_of(row)) is not None:
+            # a policy is placed by its name, and without a dial at 0
+            place = [(v, 0.0) if isinstance(v, str) else ("", v or 0.0) for v in _varying(settings)]
+            grouped.setdefault(family_of(settings), []).append((place, row))
+    order = list(every_method())
 
     def rank(family: Family) -> tuple[int, int, str]:
         place = order.index(family.method) if family.method in order else len(order)
         return place, family.num_candidates, family.label
 
-    def place(row: dict[str, Any]) -> list[tuple[str, float]]:
-        # a policy is placed by its name, and without a dial at 0
-        return [
-            (v, 0.0) if isinstance(v, str) else ("", v or 0.0) for v in _varying(row["settings"])
-        ]
-
-    return {family: sorted(grouped[family], key=place) for family in sorted(grouped, key=rank)}
+    return {
+        family: [row for _, row in sorted(grouped[family], key=lambda placed: placed[0])]
+        for family in sorted(grouped, key=rank)
+    }

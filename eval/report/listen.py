@@ -12,8 +12,9 @@ import numpy as np
 from dcar.audio import load_audio
 from dcar.storage import replacing
 from dcar.text.readings import closest_readings
+from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Bar, Picture, file_uri
-from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, errors_of
+from eval.results.types import RECORDING, RESYNTHESIS, Record, Result, Sample, Voice
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
@@ -79,55 +80,57 @@ def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
     return parts
 
 
-def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def legend(samples: Sequence[Sample]) -> list[tuple[str, str]]:
     """Return (colour, sizes) of the chunks in samples; sizes that share a colour are one entry."""
-    named: dict[str, list[int]] = {}
-    for size in sorted({a for s in samples for v in s["voices"] for a in v["sizes"] or ()}):
-        named.setdefault(shade(size), []).append(size)
+    decoded = [v.decoded for s in samples for v in s.voices if v.decoded]
+    by_color: dict[str, list[int]] = {}
+    for size in sorted({size for d in decoded for size in d.sizes}):
+        by_color.setdefault(shade(size), []).append(size)
     return [
         (color, str(of[0]) if len(of) == 1 else f"{of[0]} to {of[-1]}")
-        for color, of in named.items()
+        for color, of in by_color.items()
     ]
 
 
-def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+def listening(result: Result, folder: Path) -> dict[str, Any] | None:
     """Return the template's data on the samples whose audio was kept; None if there are none."""
-    samples = result["samples"]
+    samples = [sample for measured in result.comparisons for sample in measured.samples]
     if not samples:
         return None
     return {
         "legend": legend(samples),
-        "pictured": any(v["picture"] for s in samples for v in s["voices"]),
+        "pictured": any(v.picture for s in samples for v in s.voices),
         "cards": [
             {
-                "text": s["text"],
-                "id": s["id"],
-                "speaker": s["speaker"],
-                "prompt": file_uri(folder / s["prompt_audio"]) if s["prompt_audio"] else "",
-                "voices": [_voice(v, s["text"], folder) for v in s["voices"]],
+                "text": s.text,
+                "id": s.id,
+                "speaker": s.speaker,
+                "prompt": file_uri(folder / s.prompt_audio) if s.prompt_audio else "",
+                "voices": [_voice(v, s.text, folder) for v in s.voices],
             }
             for s in samples
         ],
     }
 
 
-def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
-    errors = errors_of(voice)
-    method, emitted, picture = voice["method"], voice["emitted"], voice["picture"]
+def _voice(voice: Voice, text: str, folder: Path) -> dict[str, Any]:
+    decoded, picture = voice.decoded, voice.picture
+    emitted = decoded.emitted if decoded else []
     facts = [
-        HINTS.get(method, ""),
-        f"{voice['duration']:.1f} s",
-        f"{errors.errors} of {errors.reference_words} words wrong",
+        HINTS.get(voice.method, ""),
+        f"{voice.duration:.1f} s",
+        f"{voice.words.errors} of {voice.words.reference_words} words wrong",
         f"{sum(emitted) / len(emitted):.2f} tokens per pass" if emitted else "",
-        "cut off by the length limit" if voice["truncated"] else "",
+        "cut off by the length limit" if decoded and decoded.truncated else "",
     ]
+    title = f"{PICTURE}: {voice.method}"
     return {
-        "method": method,
+        "method": voice.method,
         "facts": ", ".join(filter(None, facts)),
-        "transcript": marked(text, voice["hypothesis"]),
-        "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
-        "bar": timeline(emitted, voice["sizes"]) if emitted else None,
-        "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / picture)) if picture else None,
+        "transcript": marked(text, voice.hypothesis),
+        "audio": file_uri(folder / voice.audio) if voice.audio else "",
+        "bar": timeline(emitted, decoded.sizes) if decoded and emitted else None,
+        "picture": Picture(title, file_uri(folder / picture)) if picture else None,
     }
 
 
@@ -227,23 +230,19 @@ def _blocks(panel: Any, chunks: Sequence[ChunkSpan]) -> None:
     panel.set_ylabel("tokens\nper pass", fontsize=8, rotation=0, ha="right", va="center")
 
 
-def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:
+def sample_picture(aligner: PhonemeAligner | None, record: Record, audio: Path) -> Path | None:
     """Save a picture next to the audio of a record and return its path: spectrogram, phonemes
     and the chunk of each pass. None if the utterance was not decoded in passes, is empty, or its
     phonemes cannot be aligned."""
-    if tools.aligner is None or not record.get("emitted") or not record["duration"]:
+    if aligner is None or record.decoded is None or not record.duration:
         return None
-    rate = len(record["tokens"]) / record["duration"]  # tokens per second
+    rate = len(record.tokens) / record.duration  # tokens per second
+    emitted = record.decoded.emitted
     sounds = [
-        (s.start / rate, s.end / rate, s.phoneme)
-        for s in tools.aligner.align(record["tokens"], text)
+        (s.start / rate, s.end / rate, s.phoneme) for s in aligner.align(record.tokens, record.text)
     ]
-    ends = np.cumsum(record["emitted"]).tolist()
-    chunks = [
-        ((end - n) / rate, end / rate, n)
-        for end, n in zip(ends, record["emitted"], strict=True)
-        if n
-    ]
+    ends = np.cumsum(emitted).tolist()
+    chunks = [((end - n) / rate, end / rate, n) for end, n in zip(ends, emitted, strict=True) if n]
     path = audio.with_suffix(".png")
     save_picture(path, spectrum_picture(*load_audio(audio), chunks, sounds))
     return path

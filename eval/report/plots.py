@@ -12,19 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from dcar.decoding.declare import Style
 from dcar.errors import DataError
-from eval.methods.families import group_families, setting_text
-from eval.methods.kinds import Style
+from eval.methods.families import group_families
 from eval.report.blocks import Picture, Section, data_uri
-from eval.results.pareto import pareto_front, speed_axis
-from eval.results.rows import Row
-from eval.results.store import RESYNTHESIS, read_jsonl
+from eval.results.pareto import AXES, pareto_front, speed_axis, speeds_of
+from eval.results.types import RESYNTHESIS, Row, from_json, read_jsonl
 
-AXIS_LABELS = {
-    "speedup_vs_far": "× FAR, end to end (batch 1)",
-    "speedup_vs_car1": "× CAR-1, end to end (batch 1)",
-    "tokens_per_pass": "tokens per forward pass of the decoder",
-}
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: SSD, SSD (draft model)
 CURVES = {
@@ -74,17 +68,16 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
-    """Plot WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family,
+    """Plot WER with 95 % intervals against `axis` (a key of AXES), a line per family,
     with the Pareto front."""
     figure, [[axes]] = panels((8.4, 5.2))
-    measured = [r for r in rows if r.get(axis) is not None]
-    families = group_families(measured)
-    every = [r for points in families.values() for r in points]
-    x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
-    ends = 100 * np.array([r["wer_ci"] or (r["wer"], r["wer"]) for r in every]).T
-    most = max(r["n"] for r in every)
-    whole = [i for i, r in enumerate(every) if r["n"] == most]
-    front = [whole[i] for i in pareto_front(x[whole].tolist(), y[whole].tolist())]
+    speeds = speeds_of(rows, axis)
+    families = group_families([r for r in rows if r.method in speeds], lambda row: row.spec)
+    every = [row for points in families.values() for row in points]
+    x = np.array([speeds[row.method] for row in every])
+    y = 100 * np.array([row.wer.value for row in every])
+    ends = 100 * np.array([row.wer.ends or (row.wer.value, row.wer.value) for row in every]).T
+    front = pareto_front(x.tolist(), y.tolist())
     # A staircase: at a speed between two points the slower one is no answer, the faster one is.
     axes.plot(
         x[front],
@@ -101,7 +94,6 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     first = 0
     for family, points in families.items():
         style, here = family.style, slice(first, first + len(points))
-        noted = f" (n = {points[0]['n']})" if points[0]["n"] < most else ""
         # stars fill less of it
         size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5
         axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
@@ -117,12 +109,12 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
             mec="white",
             mew=0.5,
             zorder=4,
-            label=f"{family.label}{noted}",
+            label=family.label,
         )
         for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
             axes.annotate(
-                f"{symbol}{setting_text(points[i]['settings'])}",
+                f"{symbol}{points[i].setting}",
                 (x[first + i], y[first + i]),
                 xytext=(5, 4),
                 fontsize=7,
@@ -137,7 +129,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     )
     low, high = ends[0].min(), ends[1].max()
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
-    floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
+    floor = next((100 * row.wer.value for row in rows if row.method == RESYNTHESIS), None)
     if floor is not None:
         near = 0.15 * (high - low)  # to show a line far away would squeeze the points
         if low - near < floor < high + near:
@@ -153,7 +145,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     margin = max(0.1, 0.03 * (high - low))
     axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.margins(x=0.1)
-    axes.set_xlabel(AXIS_LABELS[axis] + "  → faster")
+    axes.set_xlabel(AXES[axis].label + "  → faster")
     axes.set_ylabel("WER, %  (95 % interval)  ↓ better")
     axes.plot(
         [],
@@ -178,8 +170,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path}: the training log does not exist")
     log: list[dict[str, Any]] = []
-    # TypeError where it is no number
-    for line in read_jsonl(path, "line of the log", lambda line: line["step"] + 0):
+
+    def read(text: bytes) -> dict[str, Any]:
+        line: dict[str, Any] = from_json(dict, text)
+        line["step"] + 0  # raises where it is no number
+        return line
+
+    for line in read_jsonl(path, read, "line of the log"):
         if line.get("resumed"):
             log = [earlier for earlier in log if earlier["step"] <= line["step"]]
         else:

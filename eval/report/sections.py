@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.table import (
     Column,
@@ -17,8 +16,8 @@ from eval.report.table import (
     rival_sentences,
     table_of,
 )
-from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
-from eval.results.rows import Row
+from eval.results.pareto import AXES, families_of, front_rows, sentence, speed_axis
+from eval.results.types import Bins, Measured, Pair, Result, Row
 
 SPEED_NOTE = (
     "A family is interpolated linearly between its measured settings. Two families are compared in "
@@ -32,29 +31,36 @@ MATRIX_NOTE = (
 )
 
 
-def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
-    """Return all sections for which this comparison has data; `folder` holds its pictures."""
-    rows = result["rows"]
-    spoken = [r for r in rows if r["kind"] == "method"]
-    verifying = spoken if any(r["accepted"] is not None for r in spoken) else []
+def folded_sections(result: Result, folder: Path) -> list[Section]:
+    """Return all sections for which these comparisons have data; `folder` holds the pictures."""
+    first, *others = result.comparisons
     sections = (
-        equal_speed_section(result),
+        *map(comparison_section, others),
+        equal_speed_section(first),
         binned(
             "Errors by length of the utterance",
-            result["by_length"],
+            first.by_length,
             "of the utterances with this number of words in the text",
         ),
-        binned("Errors by category", result["by_category"], "of the texts of a category"),
-        chunk_section(rows, folder),
-        rows_section("Passes and acceptance", pass_columns(spoken), verifying),
+        binned("Errors by category", first.by_category, "of the texts of a category"),
+        chunk_section(first, folder),
+        *map(verifiers_section, result.comparisons),
         rows_section(
             "Variety",
-            lively_columns(spoken),
-            lively_rows(rows),
+            lively_columns(first.spoken),
+            lively_rows(first),
             "Fewer errors at a low temperature come with less variety: choose by both figures.",
         ),
     )
     return [section for section in sections if section]
+
+
+def verifiers_section(measured: Measured) -> Section | None:
+    """Return how a comparison's verifiers accepted drafts; nothing if none verified."""
+    if not any(row.acceptance for row in measured.spoken):
+        return None
+    title = "Passes and acceptance" + ("" if measured.whole else f", {measured.title}")
+    return rows_section(title, pass_columns(measured.spoken), measured.spoken)
 
 
 def rows_section(
@@ -66,77 +72,66 @@ def rows_section(
     return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
 
 
-def binned(title: str, errors: dict[str, Any] | None, which: str) -> Section | None:
+def binned(title: str, bins: Bins | None, which: str) -> Section | None:
     """Return error rates by bin; nothing if there are fewer than two bins."""
-    if not errors:
+    if not bins:
         return None
     note = f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances."
-    return Section(title, [binned_table(title, errors), note])
+    return Section(title, [binned_table(title, bins), note])
 
 
-def texts_section(measured: dict[str, Any]) -> Section:
-    """Return rows and comparison at equal speed of a further set of texts."""
-    title, rows = measured["title"].capitalize(), measured["rows"]
+def comparison_section(measured: Measured) -> Section:
+    """Return rows and comparison at equal speed of a further comparison."""
+    title, rows = measured.title.capitalize(), measured.rows
     categories = binned(
-        f"{title}, errors by category",
-        measured["by_category"],
-        "of the texts of a category",
+        f"{title}, errors by category", measured.by_category, "of the texts of a category"
     )
     return Section(
         title,
         [
             table_of(title, main_columns(rows), rows),
-            rival_sentences(rows, measured["equal_speed"]),
+            rival_sentences(measured.pairs),
             *(categories.blocks if categories else ()),
         ],
     )
 
 
-def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
+def chunk_section(measured: Measured, folder: Path) -> Section | None:
     """Return WER against tokens per pass, if the picture of the summary is against the measured
     speed."""
-    if not speed_axis(rows):
+    if not speed_axis(measured.spoken):
         return None
     title = "Errors against chunk size"
-    front = ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass"))
-    return Section(
-        title,
-        [
-            Picture(
-                title,
-                file_uri(folder / "compare.png"),
-                (
-                    "Tokens per pass do not depend on the machine, and do not include the cost of "
-                    f"drafting and verifying. Pareto front, from slow to fast: {front}."
-                ),
-            )
-        ],
+    front = ", ".join(row.method for row in front_rows(measured.spoken, "tokens_per_pass"))
+    caption = (
+        "Tokens per pass do not depend on the machine, and do not include the cost of drafting and "
+        f"verifying. Pareto front, from slow to fast: {front}."
     )
+    return Section(title, [Picture(title, file_uri(folder / "compare.png"), caption)])
 
 
-def equal_speed_section(result: dict[str, Any]) -> Section | None:
+def equal_speed_section(measured: Measured) -> Section | None:
     """Return the comparison at equal speed: sentences against fixed chunks and the policy, all
     pairs as a matrix, then in words."""
-    pairs = result["equal_speed"]
-    if not pairs:
+    if not measured.pairs:
         return None
-    blocks: list[Any] = [SPEED_NOTE, rival_sentences(result["rows"], pairs)]
-    for axis in dict.fromkeys(p["axis"] for p in pairs):
-        chosen = [p for p in pairs if p["axis"] == axis]
-        title = f"At equal {SPEED_AXES[axis][0]}"
+    blocks: list[Any] = [SPEED_NOTE, rival_sentences(measured.pairs)]
+    for axis in dict.fromkeys(pair.axis for pair in measured.pairs):
+        chosen = [pair for pair in measured.pairs if pair.axis == axis]
+        title = f"At equal {AXES[axis].quantity}"
         blocks += [
-            matrix(title, chosen, [f.label for f in group_families(result["rows"])]),
+            matrix(title, chosen, [family.label for family in families_of(measured)]),
             Folded(
                 f"All {len(chosen)} pairs {title[0].lower()}{title[1:]}",
-                [[sentence(p) for p in chosen]],
+                [[sentence(pair) for pair in chosen]],
             ),
         ]
     return Section("Comparison at equal speed", [*blocks, MATRIX_NOTE])
 
 
-def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
+def matrix(title: str, pairs: Sequence[Pair], families: Sequence[str]) -> Table:
     """Return mean WER differences of all pairs of families, row minus column."""
-    by_sides = {(p["a"], p["b"]): p for p in pairs}
+    by_sides = {(pair.a.label, pair.b.label): pair for pair in pairs}
     present = [f for f in families if any(f in key for key in by_sides)]
     return Table(
         title,
@@ -146,26 +141,26 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str])
     )
 
 
-def _difference(by_sides: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> Cell:
+def _difference(by_sides: dict[tuple[str, str], Pair], row: str, column: str) -> Cell:
     if row == column:
         return Cell("")
     if (row, column) in by_sides:
         pair, sign = by_sides[row, column], 1
     else:
         pair, sign = by_sides[column, row], -1
-    if pair["shared"] is None:
+    test = pair.average
+    if pair.shared is None or test is None:
         return Cell("·", "none", "no shared speed")
-    mean = pair["average"]
-    points = 100 * sign * mean["difference"]
-    if mean["ci"] is None:
+    points = 100 * sign * test.difference
+    if test.ends is None or test.p_value is None:
         hint = "too few utterances for an interval"
     else:
-        low, high = sorted(100 * sign * v for v in mean["ci"])
-        hint = f"{low:+.1f} to {high:+.1f}, p = {mean['p']:.3f}".replace("-", "−")
+        low, high = sorted(100 * sign * end for end in test.ends)
+        hint = f"{low:+.1f} to {high:+.1f}, p = {test.p_value:.3f}".replace("-", "−")
     if abs(points) < 0.05:  # rounds to 0.0
         text, look = "0.0", "even"
     else:
         text, look = f"{points:+.1f}".replace("-", "−"), "better" if points < 0 else "worse"
-        if mean["p"] is not None and mean["p"] < 0.05:
+        if test.p_value is not None and test.p_value < 0.05:
             look += " sure"
     return Cell(text, look, hint)

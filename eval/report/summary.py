@@ -3,16 +3,16 @@ report; caveats; and commands to try next."""
 
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from eval.methods.families import group_families, short_name
+from eval.methods.families import short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
-from eval.results.pareto import SPEED_AXES, common_texts, difference, front_rows, speed_axis
-from eval.results.rows import Row
+from eval.results.pareto import AXES, difference, families_of, front_rows, speed_axis
 from eval.results.training import SHIPPED
+from eval.results.types import Measured, Pair, Result, Row
 
 CAPTION = (
     "One line per family of methods, through its settings; bars: 95 % intervals. Lower and further "
@@ -33,72 +33,94 @@ NAMES = {
 NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses among"
 
 
-def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the template's data above the first table; `folder` holds the pictures."""
-    rows = result["rows"]
-    axis = speed_axis(rows) or "tokens_per_pass"
-    training = result["training"]
+@dataclass(frozen=True)
+class Summary:
+    """What stands above the first table of the page."""
+
+    verdict: list[str]
+    best: str
+    names: str
+    chance: str
+    methods: int
+    corpus: str
+    warnings: list[str]
+    picture: Picture
+
+
+def summary(result: Result, folder: Path) -> Summary:
+    """Summarise the comparisons; `folder` holds the pictures."""
+    first = result.first
+    axis = speed_axis(first.spoken) or "tokens_per_pass"
+    training = result.training
     # the sentence on the shipped decoders is no warning; it is in the notes
-    warnings = ["" if training == SHIPPED else training, unsteady_times(rows, axis)]
+    warnings = ["" if training == SHIPPED else training, unsteady_times(first.spoken, axis)]
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
-    return {
-        "verdict": verdict(result),
-        "best": best_sentence(rows, axis),
-        "names": names_sentence(rows),
-        "chance": chance(result),
-        "methods": sum(r["kind"] == "method" for r in rows),
-        "corpus": corpus_kind(result),
-        "warnings": list(filter(None, warnings)),
-        "picture": Picture(
-            f"Word errors at equal {SPEED_AXES[axis][0]}", file_uri(folder / name), CAPTION
-        ),
-    }
+    picture = Picture(
+        f"Word errors at equal {AXES[axis].quantity}", file_uri(folder / name), CAPTION
+    )
+    return Summary(
+        verdict(result),
+        best_sentence(first.spoken, axis),
+        names_sentence(result),
+        chance(first),
+        len(result.methods),
+        corpus_kind(result),
+        list(filter(None, warnings)),
+        picture,
+    )
 
 
-def verdict(result: dict[str, Any]) -> list[str]:
-    """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each set
-    of texts, and one more for each further sampling of CAR-k; none if one of the two was not
-    compared. Of several policies, the first of those with most candidates is taken, whatever its
-    errors."""
-    return [
-        f"{measured['title'].capitalize()}, {pairs[0]['a']} − {pairs[0]['b']}"
-        f"{common_texts(pairs[0])}: {'; '.join(map(difference, pairs))}."
-        for measured in (result, *result["more_texts"])
-        for pairs in _policy_pairs(measured)
-    ]
+def verdict(result: Result) -> list[str]:
+    """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each
+    comparison, and one more for each further sampling of CAR-k; none if one of the two was not
+    compared. A part of a set of texts has sentences on what its whole does not compare."""
+    said: set[tuple[str, str, str]] = set()
+    sentences = []
+    for measured in result.comparisons:
+        for pairs in _policy_pairs(measured):
+            a, b = pairs[0].a.label, pairs[0].b.label
+            if (measured.texts, a, b) not in said:
+                said.add((measured.texts, a, b))
+                differences = "; ".join(map(difference, pairs))
+                sentences.append(f"{measured.title.capitalize()}, {a} − {b}: {differences}.")
+    return sentences
 
 
-def _policy_pairs(measured: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Return the comparisons of DCAR with CAR-k at the same sampling, then with CAR-k at others;
-    of each, the one at equal tokens per pass first."""
-    families = group_families(measured["rows"])
+def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
+    """Iterate over the comparisons of DCAR with CAR-k at the same sampling, then with CAR-k at
+    others; of each, the one at equal tokens per pass first. Of several policies, the first of those
+    with most candidates is taken, whatever its errors."""
+    families = families_of(measured)
     fixed = [family for family in families if family.method == "car"]
     samplings = [family.sampling for family in fixed]
     policies = [f for f in families if f.method == "dcar" and f.sampling in samplings]
     if not policies:
-        return []
+        return
     chosen = max(policies, key=lambda f: (not f.sampling, f.num_candidates))
-    fixed.sort(key=lambda family: family.sampling != chosen.sampling)
-    pairs = sorted(measured["equal_speed"], key=lambda p: p["axis"] != "tokens_per_pass")
-    of_baselines = [
-        [p for p in pairs if (p["a"], p["b"]) == (chosen.label, family.label)] for family in fixed
+    pairs = sorted(measured.pairs, key=lambda pair: pair.axis != "tokens_per_pass")
+    for family in sorted(fixed, key=lambda family: family.sampling != chosen.sampling):
+        if both := [pair for pair in pairs if (pair.a, pair.b) == (chosen, family)]:
+            yield both
+
+
+def terminal_text(result: Result, folder: Path) -> str:
+    """Return the last output of `dcar compare`, in lines of at most WIDTH columns: a table for
+    each comparison, the verdict, commands to try next."""
+    first = result.first
+    axis = speed_axis(first.spoken) or "tokens_per_pass"
+    conclusion = verdict(result) or [best_sentence(first.spoken, axis)]
+    threads = f"{result.threads} torch thread" + ("s" if result.threads > 1 else "")
+    clock = f"Measured on: {result.device}, {threads}."
+    paragraphs = [
+        *conclusion,
+        chance(first),
+        unsteady_times(first.spoken, axis),
+        f"{CONVENTION} {clock}",
     ]
-    return list(filter(None, of_baselines))
-
-
-def terminal_text(result: dict[str, Any], folder: Path) -> str:
-    """Return the last output of `dcar compare`, in lines of at most WIDTH columns: a table, the
-    verdict, commands to try next."""
-    rows, config = result["rows"], result["config"]
-    axis = speed_axis(rows) or "tokens_per_pass"
-    found = verdict(result) or [best_sentence(rows, axis)]
-    threads = f"{result['threads']} torch thread" + ("s" if result["threads"] > 1 else "")
-    clock = f"Measured on: {result['device']}, {threads}."
-    paragraphs = [*found, chance(result), unsteady_times(rows, axis), f"{CONVENTION} {clock}"]
-    seeds = [*result["seeds"], max(result["seeds"]) + 1]
+    seeds = [*result.seeds, max(result.seeds) + 1]
     more = f"seeds=[{','.join(map(str, seeds))}]"
-    if config["limit"] == result["utterances"]:
-        more = f"limit={3 * result['utterances']}"
+    if result.config["limit"] == first.utterances:
+        more = f"limit={3 * first.utterances}"
     config_file, mine = (shlex.quote(str(p)) for p in (folder / "config.yaml", f"{folder}_mine"))
     tries = [
         (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "report with audio"),
@@ -111,9 +133,12 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
             "texts of your own",
         ),
     ]
+    tables = []
+    for measured in result.comparisons:
+        title = f"{measured.title.capitalize()}:"
+        tables += [*([title] if len(result.comparisons) > 1 else []), *short_table(measured), ""]
     lines = [
-        *short_table(result),
-        "",
+        *tables,
         *(line for p in filter(None, paragraphs) for line in (*textwrap.wrap(p, WIDTH), "")),
         f"Full table: {folder / 'compare.txt'}",
         "",
@@ -123,20 +148,20 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     return "\n".join(lines)
 
 
-def chance(result: dict[str, Any]) -> str:
+def chance(measured: Measured) -> str:
     """Return a sentence on the differences that so many utterances cannot show."""
-    power = result["power"]
+    power = measured.power
     if not power:
         return ""
     return (
-        f"With {power['n']} utterances, a true difference below about "
-        f"{100 * power['absolute']:.1f} points would often be missed."
+        f"With {power.n} utterances, a true difference below about {100 * power.absolute:.1f} "
+        "points would often be missed."
     )
 
 
-def names_sentence(rows: Sequence[Row]) -> str:
+def names_sentence(result: Result) -> str:
     """Return a sentence on the names of the paper's methods that were compared."""
-    families = group_families(rows)
+    families = [r.family for of in result.comparisons for r in of.spoken if r.family]
     methods = {family.method for family in families}
     meanings = [text for method, text in NAMES.items() if method in methods]
     if any(family.num_candidates > 1 for family in families):
@@ -151,9 +176,10 @@ def names_sentence(rows: Sequence[Row]) -> str:
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
     """Return the Pareto front in words: the method with fewest word errors, its speed, and the
     faster ones."""
-    unit = SPEED_AXES[axis][1] or " tokens per pass"
+    unit = AXES[axis].unit or " tokens per pass"
     front = [
-        f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})"
+        f"{short_name(r.method, r.spec or {})} ({100 * r.wer.value:.1f} %, "
+        f"{AXES[axis].of(r):.2f}{unit})"
         for r in front_rows(rows, axis)
     ]
     faster = "No method is faster."
@@ -164,14 +190,15 @@ def best_sentence(rows: Sequence[Row], axis: str) -> str:
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:
     """Return a warning if the speed-up of a method varies much between sentences; else nothing."""
-    name = f"{axis}_quartiles"
-    wild = [r for r in rows if r.get(name) and r[name][1] > UNSTEADY * r[name][0]]
+    quartiles = {row.method: row.speedups[axis].quartiles for row in rows if axis in row.speedups}
+    wild = [row for row in rows if (q := quartiles.get(row.method)) and q[1] > UNSTEADY * q[0]]
     if not wild:
         return ""
-    worst = max(wild, key=lambda r: r[name][1] / r[name][0])
+    worst = max(wild, key=lambda row: quartiles[row.method][1] / quartiles[row.method][0])
+    low, high = quartiles[worst.method]
     return (
         "The measured speeds are unreliable: the machine was busy, or too few sentences were timed "
-        f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} are outside "
-        f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens per pass do "
-        "not depend on the machine."
+        f"({worst.speed.utterances if worst.speed else 0}). Half of the times of "
+        f"{short_name(worst.method, worst.spec or {})} are outside {low:.2f} to "
+        f"{high:.2f}{AXES[axis].unit}. Tokens per pass do not depend on the machine."
     )

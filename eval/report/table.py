@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dcar.sources.packages import templates
-from eval.methods.families import group_families, short_name
+from dcar.text.bootstrap import Interval
+from eval.methods.families import short_name
 from eval.report.blocks import Table
 from eval.results.pareto import sentence
-from eval.results.rows import Row
+from eval.results.types import Bins, Measured, Pair, Result, Row
 
 Column = tuple[str, Callable[[Row], str]]
 # sentences compare every family with these; all pairs are in compare.json
@@ -36,46 +37,78 @@ def _p(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) -> str:
-    return "–" if ends is None else "–".join(number(scale * end, digits) for end in ends)
+def interval(of: Interval | None, digits: int = 2, scale: float = 100) -> str:
+    """Return the two ends of an interval."""
+    ends = of and of.ends
+    return "–".join(number(scale * end, digits) for end in ends) if ends else "–"
 
 
-def _of(key: str, form: Callable[..., str] = number, *more: Any) -> Callable[[Row], str]:
-    """Return a function that formats a row's field."""
-    return lambda r: form(r.get(key), *more)
+def _column(
+    title: str, of: Callable[[Row], Any], form: Callable[..., str] = number, *more: Any
+) -> Column:
+    """Return a column: its title, and a function that formats a value of a row; a value of a part
+    that the row lacks is missing."""
+    return title, lambda row: form(of(row), *more)
 
 
-METHOD: Column = ("method", lambda r: r["method"])
-FIRST_AUDIO: Column = ("first audio", _of("first_audio", number, 3))
-ERRORS: list[Column] = [
-    ("WER %", _of("wer", percent)),
-    ("95 % CI", _of("wer_ci", interval)),
-    ("CER %", _of("cer", percent)),
-    ("tok/pass", _of("tokens_per_pass")),
-    ("RTF", _of("rtf", number, 4)),
-    ("× FAR", _of("speedup_vs_far")),
-    ("× CAR-1", _of("speedup_vs_car1")),
-    ("LM RTF", _of("lm_rtf", number, 4)),
-    ("LM × FAR", _of("lm_speedup_vs_far")),
+def _speed(name: str) -> Callable[[Row], float | None]:
+    return lambda row: getattr(row.speed, name) if row.speed else None
+
+
+def _speedup(baseline: str, name: str) -> Callable[[Row], float | None]:
+    return lambda row: getattr(row.speedups[baseline], name) if baseline in row.speedups else None
+
+
+def _p_against(baseline: str) -> Callable[[Row], float | None]:
+    return lambda row: row.tests[baseline].p_value if baseline in row.tests else None
+
+
+def _variety(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.variety, name) if row.variety else None
+
+
+def _distance(row: Row) -> Interval | None:
+    return row.variety.distance if row.variety else None
+
+
+def _value(of: Interval | None) -> float | None:
+    return of.value if of else None
+
+
+METHOD: Column = ("method", lambda row: row.method)
+N: Column = ("n", lambda row: str(row.n))
+FIRST_AUDIO = _column("first audio", _speed("first_audio"), number, 3)
+VARIETY = _column("variety", lambda row: _value(_distance(row)), number, 3)
+TOKENS = _column("tok/pass", lambda row: row.tokens_per_pass)
+CLOCKS = [
+    _column("× FAR", _speedup("far", "total")),
+    _column("× CAR-1", _speedup("car1", "total")),
+]
+ERRORS = [
+    _column("WER %", lambda row: row.wer.value, percent),
+    _column("95 % CI", lambda row: row.wer, interval),
+    _column("CER %", lambda row: row.cer.value, percent),
+    TOKENS,
+    _column("RTF", _speed("rtf"), number, 4),
+    *CLOCKS,
+    _column("LM RTF", _speed("lm_rtf"), number, 4),
+    _column("LM × FAR", _speedup("far", "lm")),
     FIRST_AUDIO,
-    ("n", lambda r: str(r["n"])),
+    N,
 ]
-TESTS: list[Column] = [
-    (f"p {title}", _of(f"p_vs_{key}", _p))
-    for title, key in (
-        ("FAR", "far"),
-        ("CAR-1", "car1"),
-        ("bestCAR", "best_car"),
-        ("SD", "sd"),
-        ("random", "random"),
-    )
+BASELINES = {
+    "far": "FAR",
+    "car1": "CAR-1",
+    "best_car": "bestCAR",
+    "sd": "SD",
+    "random": "random",
+}
+TESTS = [_column(f"p {title}", _p_against(key), _p) for key, title in BASELINES.items()]
+SHAPE = [
+    _column("length", lambda row: row.duration_ratio),
+    _column("cut %", lambda row: row.truncation_rate, percent, 1),
+    _column("loop %", _variety("loop_rate"), percent, 1),
 ]
-SHAPE: list[Column] = [
-    ("length", _of("duration_ratio")),
-    ("cut %", _of("truncation_rate", percent, 1)),
-    ("loop %", _of("loop_rate", percent, 1)),
-]
-VARIETY: Column = ("variety", _of("variety", number, 3))
 MEANINGS = {
     "Errors and speed": "WER, CER: word and character error rates with 95 % confidence intervals; "
     f"lower is better. tok/pass: tokens per forward pass. {CONVENTION} LM: language model alone.",
@@ -117,13 +150,20 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
 def _scores(rows: Sequence[Row]) -> list[Column]:
     """Return columns for mean and interval of every scorer."""
 
-    def columns(name: str) -> list[Column]:
-        return [
-            (name, lambda r: number(r["scores"][name]["mean"], 3)),
-            ("95 % CI", lambda r: interval(r["scores"][name]["ci"], 3, scale=1)),
-        ]
+    def mean(name: str) -> Callable[[Row], Interval | None]:
+        return lambda row: row.scores[name].mean
 
-    return [column for name in rows[0]["scores"] for column in columns(name)]
+    def value(name: str) -> Callable[[Row], float | None]:
+        return lambda row: _value(row.scores[name].mean)
+
+    return [
+        column
+        for name in rows[0].scores
+        for column in (
+            _column(name, value(name), number, 3),
+            _column("95 % CI", mean(name), interval, 3, 1),
+        )
+    ]
 
 
 def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
@@ -138,10 +178,13 @@ def sampling_columns(rows: Sequence[Row]) -> list[Column]:
     def general(value: float | None) -> str:
         return "–" if value is None else f"{value:g}"
 
+    def of(name: str) -> Callable[[Row], float | None]:
+        return lambda row: getattr(row.sampling, name) if row.sampling else None
+
     return [
-        (title, _of(key, general))
-        for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
-        if len({r[key] for r in rows if r.get(key) is not None}) > 1
+        _column(title, of(name), general)
+        for title, name in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
+        if len({of(name)(r) for r in rows} - {None}) > 1
     ]
 
 
@@ -152,45 +195,45 @@ def lively_columns(rows: Sequence[Row]) -> list[Column]:
         *sampling_columns(rows),
         ERRORS[0],
         VARIETY,
-        ("95 % CI", _of("variety_ci", interval, 3, 1)),
-        ("duration ± %", _of("duration_spread", percent, 1)),
-        ("run", _of("longest_run", number, 1)),
-        ("longest", _of("longest_run_max", number, 0)),
+        _column("95 % CI", _distance, interval, 3, 1),
+        _column("duration ± %", _variety("duration_spread"), percent, 1),
+        _column("run", _variety("longest_run"), number, 1),
+        _column("longest", _variety("longest_run_max"), number, 0),
         *SHAPE[:0:-1],
     ]
 
 
-def lively_rows(rows: Sequence[Row]) -> list[Row]:
+def lively_rows(measured: Measured) -> list[Row]:
     """Return the rows of that table: all methods, if sentences were generated more than once;
     else none."""
-    spoken = [r for r in rows if r["kind"] == "method"]
-    return spoken if any(r["duration_spread"] is not None for r in spoken) else []
+    several = any(r.variety and r.variety.duration_spread is not None for r in measured.spoken)
+    return measured.spoken if several else []
 
 
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns of the second table: passes, and acceptance by as many positions as
     some method reached."""
 
-    def at(position: int) -> Callable[[Row], str]:
-        return lambda r: next(
-            (
-                percent(p["rate"], 1)
-                for p in r["accepted_by_position"] or ()
-                if p["position"] == position
-            ),
-            "–",
-        )
+    def accepted(row: Row) -> Interval | None:
+        return row.acceptance.share if row.acceptance else None
 
-    reached = max(len(r["accepted_by_position"] or ()) for r in rows)
+    def at(position: int) -> Callable[[Row], float | None]:
+        def rate(row: Row) -> float | None:
+            positions = row.acceptance.by_position if row.acceptance else []
+            return next((p.rate for p in positions if p.position == position), None)
+
+        return rate
+
+    reached = max(len(r.acceptance.by_position) if r.acceptance else 0 for r in rows)
     return [
         METHOD,
-        ("tok/pass", _of("tokens_per_pass")),
-        ("passes", _of("passes", number, 1)),
-        ("draft passes", lambda r: number(r["draft_passes"] or None, 1)),
-        ("accepted %", _of("accepted", percent, 1)),
-        ("95 % CI", _of("accepted_ci", interval, 1)),
-        ("accepted/pass", _of("accepted_per_pass")),
-        *((f"% at {i}", at(i)) for i in range(1, reached + 1)),
+        TOKENS,
+        _column("passes", lambda row: row.passes, number, 1),
+        _column("draft passes", lambda row: row.draft_passes or None, number, 1),
+        _column("accepted %", lambda row: _value(accepted(row)), percent, 1),
+        _column("95 % CI", accepted, interval, 1),
+        _column("accepted/pass", lambda row: row.acceptance and row.acceptance.per_pass),
+        *(_column(f"% at {i}", at(i), percent, 1) for i in range(1, reached + 1)),
     ]
 
 
@@ -214,60 +257,54 @@ def aligned(table: Table) -> list[str]:
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
-def short_table(result: dict[str, Any]) -> list[str]:
-    """Return the table for a terminal of 100 columns: errors on each set of texts; tokens per pass
-    and speed end to end on the first."""
-    rows = result["rows"]
+def short_table(measured: Measured) -> list[str]:
+    """Return the table of a comparison for a terminal of 100 columns."""
+    rows = measured.rows
 
     def name(row: Row) -> str:
-        whole = short_name(row["method"])
+        whole = short_name(row.method, row.spec or {})
         return whole if len(whole) <= NAME else f"{whole[: NAME - 1]}…"
 
-    def elsewhere(more: dict[str, Any]) -> Column:
-        errors = {r["method"]: r["wer"] for r in more["rows"]}
-        return more["title"], lambda r: percent(errors.get(r["method"]), 1)
-
-    clock = [ERRORS[5]] if any(r.get("speedup_vs_far") for r in rows) else [ERRORS[6]]
     columns: list[Column] = [
         ("method", name),
-        ("WER %", _of("wer", percent, 1)),
-        ("95 % CI", _of("wer_ci", interval, 1)),
-        *map(elsewhere, result["more_texts"]),
+        _column("WER %", lambda row: row.wer.value, percent, 1),
+        _column("95 % CI", lambda row: row.wer, interval, 1),
         VARIETY,
-        ("tok/pass", _of("tokens_per_pass")),
-        ("RTF", _of("rtf", number, 3)),
-        *clock,
+        TOKENS,
+        _column("RTF", _speed("rtf"), number, 3),
+        next((clock for clock in CLOCKS if filled_columns([clock], rows)), CLOCKS[0]),
         FIRST_AUDIO,
-        ("n", lambda r: str(r["n"])),
+        N,
     ]
     return aligned(table_of("", filled_columns(columns, rows), rows))
 
 
-def table_text(result: dict[str, Any]) -> str:
-    """Return the content of compare.txt: of every set of texts the tables and the comparison at
+def table_text(result: Result) -> str:
+    """Return the content of compare.txt: of every comparison the tables and the comparison at
     equal speed; the notes."""
-    lines = _set_lines(result)
-    for more in result["more_texts"]:
-        lines += [f"{more['title']}:", "", *_set_lines(more)]
+    lines: list[str] = []
+    for measured in result.comparisons:
+        if len(result.comparisons) > 1:
+            lines += [f"{measured.title}:", ""]
+        lines += _lines_of(measured)
     convention = (
         f"{CONVENTION} LM: the same for the language model alone, with draft and verification."
     )
     return "\n".join([*lines, convention, *notes(result)])
 
 
-def _set_lines(measured: dict[str, Any]) -> list[str]:
-    """Return the tables of a set of texts, and its comparison at equal speed."""
-    rows = measured["rows"]
+def _lines_of(measured: Measured) -> list[str]:
+    """Return the tables of a comparison, and its comparison at equal speed."""
+    rows, spoken = measured.rows, measured.spoken
     tables = [table_of("", main_columns(rows), rows)]
-    spoken = [r for r in rows if r["kind"] == "method"]
-    if any(r["accepted"] is not None or r["draft_passes"] for r in spoken):
+    if any(r.acceptance or r.draft_passes for r in spoken):
         tables.append(table_of("", pass_columns(spoken), spoken))
-    if lively := lively_rows(rows):
+    if lively := lively_rows(measured):
         tables.append(table_of("", lively_columns(lively), lively))
-    if measured["by_category"]:
-        tables.append(binned_table("WER %", measured["by_category"]))
+    if measured.by_category:
+        tables.append(binned_table("WER %", measured.by_category))
     lines = [line for table in tables for line in (*aligned(table), "")]
-    if sentences := rival_sentences(rows, measured["equal_speed"]):
+    if sentences := rival_sentences(measured.pairs):
         lines += [
             "At equal speed (linear between the settings of a family, paired bootstrap):",
             *(f"- {s}" for s in sentences),
@@ -276,79 +313,69 @@ def _set_lines(measured: dict[str, Any]) -> list[str]:
     return lines
 
 
-def binned_table(title: str, errors: dict[str, Any]) -> Table:
-    """Return error rates in bins of utterances (`by_length`, `by_category`), a pair of columns
-    each."""
+def binned_table(title: str, bins: Bins) -> Table:
+    """Return error rates in groups of utterances, a pair of columns each."""
     head = ["method"]
-    for b in errors["bins"]:
-        head += [_bin_name(b), f"95 % CI (n = {b['n']})"]
+    for label, n in zip(bins.labels, bins.sizes, strict=True):
+        head += [label, f"95 % CI (n = {n})"]
     rows = []
-    for method, rates in errors["methods"].items():
-        cells = [(percent(rate["wer"], 1), interval(rate["ci"], 1)) for rate in rates]
+    for method, rates in bins.rates.items():
+        cells = [(percent(rate.value, 1), interval(rate, 1)) for rate in rates]
         rows.append([method, *(cell for pair in cells for cell in pair)])
     return Table(title, head, rows)
 
 
-def _bin_name(b: dict[str, Any]) -> str:
-    if "category" in b:
-        return b["category"]
-    low, high = b["words"]
-    return f"{low} words" if low == high else f"{low}–{high} words"
-
-
-def corpus_kind(header: dict[str, Any]) -> str:
+def corpus_kind(result: Result) -> str:
     """Return the kind of corpus that the prompts come from (docs/data.md); unknown for
     utterances made in a notebook."""
-    return header["corpus"].get("corpus", {}).get("kind", "unknown")
+    return result.corpus.get("corpus", {}).get("kind", "unknown")
 
 
-def rival_sentences(rows: Sequence[Row], pairs: Sequence[dict[str, Any]]) -> list[str]:
+def rival_sentences(pairs: Sequence[Pair]) -> list[str]:
     """Compare every family with fixed chunks and with the policy of the same sampling, at equal
     measured time (else at equal tokens per pass), if both reach one."""
-    families = {family.label: family for family in group_families(rows)}
-    sentences = []
-    for pair in pairs:
-        a, b = families[pair["a"]], families[pair["b"]]
-        if (
-            pair["axis"] == pairs[0]["axis"]
-            and pair["shared"]
-            and a.sampling == b.sampling
-            and {a.method, b.method} & RIVALS
-        ):
-            sentences.append(sentence(pair))
-    return sentences
+    return [
+        sentence(pair)
+        for pair in pairs
+        if pair.axis == pairs[0].axis
+        and pair.shared
+        and pair.a.sampling == pair.b.sampling
+        and {pair.a.method, pair.b.method} & RIVALS
+    ]
 
 
-def notes(header: dict[str, Any]) -> list[str]:
+def notes(result: Result) -> list[str]:
     """Return notes on the columns, and on what the experiment can and cannot show; also printed
     in the report."""
-    rows = header["rows"]
-    spoken = [r for r in rows if r["kind"] == "method"]
     meanings = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating"}
+    first = result.first
     scorers = [
         (
             name,
-            meanings[scorer["kind"]],
+            meanings[scorer.kind],
             [
-                f"{r['method']} {r['records'] - r['scores'][name]['records']}"
-                for r in rows
-                if r["scores"][name]["records"] < r["records"]
+                f"{r.method} {r.records - r.scores[name].records}"
+                for r in first.rows
+                if r.scores[name].records < r.records
             ],
         )
-        for name, scorer in header["scorers"].items()
+        for name, scorer in result.scorers.items()
     ]
+    every = [row for measured in result.comparisons for row in measured.spoken]
     text = (
         templates("eval.report")
         .get_template("notes.txt")
         .render(
-            header=header,
-            spoken=spoken,
+            result=result,
+            power=first.power,
+            spoken=first.spoken,
             scorers=scorers,
-            own_samplings=sampling_columns(spoken),
-            partial=len({r["n"] for r in spoken}) > 1,
-            has=lambda key: any(r[key] is not None for r in spoken),
-            alike=[r["method"] for r in spoken if r["variety"] == 0],
-            best=next((r["best_car"] for r in spoken if r["best_car"]), None),
+            own_samplings=sampling_columns(every),
+            lively=any(lively_rows(measured) for measured in result.comparisons),
+            verifies=any(row.acceptance for row in every),
+            against_sd=any("sd" in row.tests for row in every),
+            alike=[row.method for row in first.spoken if _value(_distance(row)) == 0],
+            best=next((r.tests["best_car"].baseline for r in every if "best_car" in r.tests), None),
         )
     )
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]

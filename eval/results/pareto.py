@@ -8,25 +8,53 @@ paired bootstrap over utterances as all others. The speeds are taken as measured
 SAME_SPEED as equal; where curves are compared depends on speeds alone, never on the errors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from dcar.text.bootstrap import RESAMPLES
-from eval.methods.families import group_families
-from eval.results.rows import Sums
-from eval.results.stats import paired_contrast
+from eval.methods.families import Family, group_families
+from eval.results.rows import Counts
+from eval.results.stats import PairedTest, paired_contrast
+from eval.results.types import Measured, Pair, Row
 
 # relative difference below which speeds count as equal; ranges with a smaller gap share a speed
 SAME_SPEED = 0.03
-SPEED_AXES = {
-    "speedup_vs_far": ("time", " × FAR"),
-    "speedup_vs_car1": ("time", " × CAR-1"),
-    # the quantity, and the unit after its number
-    "tokens_per_pass": ("tokens per pass", ""),
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Speed that methods are compared at. quantity: what is equal; unit: after its number; label:
+    of a plot; of: returns it for a row, None if it was not measured."""
+
+    quantity: str
+    unit: str
+    label: str
+    of: Callable[[Row], float | None]
+
+
+def _speedup_over(baseline: str) -> Callable[[Row], float | None]:
+    return lambda row: row.speedups[baseline].total if baseline in row.speedups else None
+
+
+AXES = {
+    "far": Axis("time", " × FAR", "× FAR, end to end (batch 1)", _speedup_over("far")),
+    "car1": Axis("time", " × CAR-1", "× CAR-1, end to end (batch 1)", _speedup_over("car1")),
+    "tokens_per_pass": Axis(
+        "tokens per pass",
+        "",
+        "tokens per forward pass of the decoder",
+        lambda row: row.tokens_per_pass,
+    ),
 }
+
+
+def speeds_of(rows: Sequence[Row], axis: str) -> dict[str, float]:
+    """Return the speed of every method that has one, by its name."""
+    speeds = {row.method: AXES[axis].of(row) for row in rows}
+    return {method: speed for method, speed in speeds.items() if speed is not None}
 
 
 def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
@@ -47,14 +75,12 @@ def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
     return front[::-1]
 
 
-def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]]:
-    """Return the methods on the Pareto front of word errors against `axis` (a key of
-    SPEED_AXES), from slow to fast. Methods that decoded fewer utterances than others are left out:
-    their errors are those of other texts."""
-    spoken = [r for r in rows if r["kind"] == "method"]
-    most = max(r["n"] for r in spoken)
-    points = [r for r in spoken if r["n"] == most and r.get(axis) is not None]
-    return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
+def front_rows(rows: Sequence[Row], axis: str) -> list[Row]:
+    """Return the methods on the Pareto front of word errors against an axis, from slow to fast."""
+    speeds = speeds_of(rows, axis)
+    points = [row for row in rows if row.method in speeds]
+    front = pareto_front([speeds[r.method] for r in points], [r.wer.value for r in points])
+    return [points[i] for i in front]
 
 
 class Curve:
@@ -62,11 +88,11 @@ class Curve:
     Speeds that clocks cannot tell apart (SAME_SPEED) are equal; otherwise a line from setting to
     setting would follow their noise.
 
-    family: its label; knots: the speeds [K] between which it is linear, each the mean of its
+    knots: the speeds [K] between which it is linear, each the mean of its
     settings; belongs: the knot of every setting [M]. Beyond its ends it is constant.
     """
 
-    def __init__(self, family: str, points: Mapping[str, float]):
+    def __init__(self, family: Family, points: Mapping[str, float]):
         """Make the curve of at least one method. points: speed of each method."""
         self.family, self.methods = family, sorted(points, key=lambda m: (points[m], m))
         self.speeds = [points[m] for m in self.methods]
@@ -95,131 +121,97 @@ class Curve:
 
 
 def compare_curves(
-    a: Curve, b: Curve, counts: Mapping[str, Sums], resamples: int = RESAMPLES
-) -> dict[str, Any]:
+    axis: str, a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES
+) -> Pair:
     """Compare the WER of two families at the same speed, a - b (method - baseline), with paired
     bootstrap intervals.
 
-    counts: errors and reference words of each method by utterance. The families are compared on the
-    utterances that all their methods have; n is their number, and `partial` is true if some method
-    has more. Without a shared speed (differences up to SAME_SPEED, 3 %, are ignored, because clocks
-    do not agree better) the result contains only the two ranges.
+    counts: errors and words of each method, of the same utterances. Without a shared speed
+    (differences up to SAME_SPEED, 3 %, are ignored, because clocks do not agree better) the result
+    contains only the two ranges.
     """
     low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
     if high < low <= high * (1 + SAME_SPEED):
         low = high = (low + high) / 2
-    result: dict[str, Any] = {
-        "a": a.family,
-        "b": b.family,
-        "range_a": [a.speeds[0], a.speeds[-1]],
-        "range_b": [b.speeds[0], b.speeds[-1]],
-        "shared": [low, high] if low <= high else None,
-    }
+    range_a, range_b = ((curve.speeds[0], curve.speeds[-1]) for curve in (a, b))
+    pair = Pair(axis, a.family, b.family, range_a, range_b)
     if low > high:
-        return result
+        return pair
     methods = [*a.methods, *b.methods]
-    shared = [i for i in counts[methods[0]] if all(i in counts[m] for m in methods)]
-    errors, words = ([[counts[m][i][k] for i in shared] for m in methods] for k in (0, 1))
-    rates = {m: sum(e) / sum(w) for m, e, w in zip(methods, errors, words, strict=True)}
+    errors, words = ([counts[m][k] for m in methods] for k in (0, 1))
+    rates = np.array([e.sum() / w.sum() for e, w in zip(errors, words, strict=True)])
 
-    def test(weights_a: np.ndarray, weights_b: np.ndarray) -> dict[str, Any]:
-        both = paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
-        wers = [
-            sum(w * rates[m] for w, m in zip(weights, curve.methods, strict=True))
-            for weights, curve in ((weights_a, a), (weights_b, b))
-        ]
-        return {
-            "wer_a": float(wers[0]),
-            "wer_b": float(wers[1]),
-            "difference": both.difference,
-            "ci": both.ends,
-            "p": both.p_value,
-            "detectable": both.detectable,
-        }
+    def test(weights_a: np.ndarray, weights_b: np.ndarray) -> PairedTest:
+        return paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
 
-    at = (low + high) / 2
-    return {
-        **result,
-        "n": len(shared),
-        "partial": any(len(counts[m]) > len(shared) for m in methods),
-        "at": at,
-        **test(a.weights_at(at), b.weights_at(at)),
-        "average": test(a.mean_weights(low, high), b.mean_weights(low, high)),
-    }
+    pair.shared, pair.at = (low, high), (low + high) / 2
+    at_a, at_b = a.weights_at(pair.at), b.weights_at(pair.at)
+    pair.wer_a = float(at_a @ rates[: len(at_a)])
+    pair.wer_b = float(at_b @ rates[len(at_a) :])
+    pair.test = test(at_a, at_b)
+    pair.average = test(a.mean_weights(low, high), b.mean_weights(low, high))
+    return pair
 
 
 def equal_speed(
-    rows: Sequence[dict[str, Any]],
-    counts: Mapping[str, Sums],
-    axis: str,
-    resamples: int = RESAMPLES,
-) -> list[dict[str, Any]]:
-    """Compare every pair of families at equal `axis` (a key of SPEED_AXES). The earlier in the
-    order of KINDS is the baseline b."""
+    rows: Sequence[Row], counts: Mapping[str, Counts], axis: str, resamples: int = RESAMPLES
+) -> list[Pair]:
+    """Compare every pair of families at an equal speed. The one that was registered earlier is the
+    baseline b."""
+    speeds = speeds_of(rows, axis)
+    families = group_families([row for row in rows if row.method in speeds], lambda row: row.spec)
     curves = [
-        Curve(family.label, {r["method"]: float(r[axis]) for r in members})
-        for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()
+        Curve(family, {row.method: speeds[row.method] for row in members})
+        for family, members in families.items()
     ]
-    return [
-        {"axis": axis, **compare_curves(b, a, counts, resamples)}
-        for a, b in combinations(curves, 2)
-    ]
+    return [compare_curves(axis, b, a, counts, resamples) for a, b in combinations(curves, 2)]
 
 
-def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return the measured speed-up, end to end, that all timed methods have: against FAR, else
-    CAR-1; None without timings."""
-    return next(
-        (
-            axis
-            for axis in ("speedup_vs_far", "speedup_vs_car1")
-            if any(r.get(axis) is not None for r in rows)
-        ),
-        None,
-    )
+def speed_axis(rows: Sequence[Row]) -> str | None:
+    """Return the measured speed-up, end to end, that timed methods have: against FAR, else CAR-1;
+    None without timings."""
+    return next((axis for axis in ("far", "car1") if speeds_of(rows, axis)), None)
 
 
-def sentence(pair: dict[str, Any]) -> str:
+def families_of(measured: Measured) -> list[Family]:
+    """Return the families that were compared, in their order."""
+    return list(dict.fromkeys(f for pair in measured.pairs for f in (pair.b, pair.a)))
+
+
+def sentence(pair: Pair) -> str:
     """Return the comparison as a sentence."""
-    a, b = pair["a"], pair["b"]
-    equal, unit = SPEED_AXES[pair["axis"]]
-    if pair["shared"] is None:
-        ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])
+    a, b, axis = pair.a.label, pair.b.label, AXES[pair.axis]
+    if pair.shared is None or pair.test is None or pair.average is None:
+        ours, theirs = speed_range(pair.range_a), speed_range(pair.range_b)
         return (
-            f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common, so they cannot be "
-            "compared."
+            f"{a} ({ours}{axis.unit}) and {b} ({theirs}) have no {axis.quantity} in common, so "
+            "they cannot be compared."
         )
-    low, high = pair["shared"]
+    low, high = pair.shared
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
     text = (
-        f"At equal {equal} ({pair['at']:.2f}{unit}{where}), {a} makes {100 * pair['wer_a']:.1f} % "
-        f"word errors and {b} {100 * pair['wer_b']:.1f} %{common_texts(pair)}: "
-        f"{_points(pair)}"
+        f"At equal {axis.quantity} ({pair.at:.2f}{axis.unit}{where}), {a} makes "
+        f"{100 * pair.wer_a:.1f} % word errors and {b} {100 * pair.wer_b:.1f} %: "
+        f"{_points(pair.test)}"
     )
-    if pair["p"] is not None and pair["p"] > 0.05:
+    if pair.test.by_chance and pair.test.detectable is not None:
         text += (
-            f"; this could be chance (a true difference of {100 * pair['detectable']:.1f} points "
-            "would be detected)"
+            "; this could be chance (a true difference of "
+            f"{100 * pair.test.detectable:.1f} points would be detected)"
         )
-    average = f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
+    average = f" Averaged over that range: {_points(pair.average)}." if low < high else ""
     return f"{text}.{average}"
 
 
-def common_texts(pair: dict[str, Any]) -> str:
-    """Return how many utterances a comparison is on, if some methods have more; else nothing."""
-    return f" on the {pair['n']} utterances that both have" if pair.get("partial") else ""
-
-
-def difference(pair: dict[str, Any]) -> str:
+def difference(pair: Pair) -> str:
     """Return the difference of two families at equal speed in a few words, averaged over the speeds
     that both reach."""
-    equal, unit = SPEED_AXES[pair["axis"]]
-    if pair["shared"] is None:
-        return f"no {equal} in common"
-    test = pair["average"]
-    chance = ", could be chance" if test["p"] is not None and test["p"] > 0.05 else ""
-    where = f"at equal {equal} ({speed_range(pair['shared'])}{unit})"
-    return f"{_points(test)} {where}{chance}"
+    axis = AXES[pair.axis]
+    if pair.shared is None or pair.average is None:
+        return f"no {axis.quantity} in common"
+    chance = ", could be chance" if pair.average.by_chance else ""
+    where = f"at equal {axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
+    return f"{_points(pair.average)} {where}{chance}"
 
 
 def speed_range(ends: Sequence[float]) -> str:
@@ -228,13 +220,13 @@ def speed_range(ends: Sequence[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def _points(test: dict[str, Any]) -> str:
+def _points(test: PairedTest) -> str:
     difference, *ends = (
         f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
-        for v in (test["difference"], *(test["ci"] or ()))
+        for v in (test.difference, *(test.ends or ()))
     )
-    if not ends:
+    if not ends or test.p_value is None:
         return f"{difference} points (too few utterances for an interval)"
     low, high = ends
-    p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
+    p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
     return f"{difference} points (95 % interval {low} to {high}, {p})"

@@ -10,6 +10,7 @@ import numpy as np
 from dcar.text.bootstrap import FEWEST_UTTERANCES, LEVEL, RESAMPLES, interval_ends, resampled_rates
 
 POWER = 0.8
+Numbers = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -19,20 +20,26 @@ class PairedTest:
 
     ends: of the 95 % interval. p_value: two-sided, share of centred bootstrap differences at least
     as large as the observed one. detectable: the true absolute difference that such an experiment
-    finds significant with 80 % probability.
+    finds significant with 80 % probability. baseline: b, if it is named.
     """
 
     difference: float
     ends: list[float] | None
     p_value: float | None
     detectable: float | None
+    baseline: str = ""
+
+    @property
+    def by_chance(self) -> bool:
+        """True if chance alone may give such a difference (p > 0.05)."""
+        return self.p_value is not None and self.p_value > 0.05
 
 
 def paired_test(
-    errors_a: Sequence[float],
-    words_a: Sequence[float],
-    errors_b: Sequence[float],
-    words_b: Sequence[float],
+    errors_a: Numbers,
+    words_a: Numbers,
+    errors_b: Numbers,
+    words_b: Numbers,
     *,
     resamples: int = RESAMPLES,
 ) -> PairedTest:
@@ -44,8 +51,8 @@ def paired_test(
 
 
 def paired_contrast(
-    errors: Sequence[Sequence[float]],
-    words: Sequence[Sequence[float]],
+    errors: Sequence[Numbers],
+    words: Sequence[Numbers],
     weights: Sequence[float],
     *,
     resamples: int = RESAMPLES,

@@ -6,13 +6,15 @@ verification) and vocoder. Every method, verifiers included, runs in the same en
 utterance all methods run one after the other, in an order that rotates, so that a slowdown of the
 machine affects all of them. On a GPU each decodes an utterance once before it is timed on it,
 because the step is captured as a graph at the first use of a shape. The time to first audio is
-measured by decoding once more until the vocoder can begin. An interrupted timing
-continues. If any method, its sampling, the device or the machine changed, everything is timed
-again, because times of two sessions do not compare.
+measured by decoding once more until the vocoder can begin. Every process times utterances of its
+own. An interrupted timing continues. If any method, its sampling, the device, the machine or the
+number of processes changed, everything is timed again, because times of two sessions do not
+compare.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from dcar.decoding.kept import kept_engines
+from dcar.methods import Entry
 from dcar.prompts.items import PromptItem
 from dcar.speak.stream import speak_first_audio
 from dcar.storage import digest_of
@@ -27,10 +30,17 @@ from dcar.tracking import machine
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.voicing import synthesize
-from eval.methods.registry import Entry
-from eval.results.store import RECORD_VERSION, RecordStore, described, read_jsonl
+from eval.results.store import JsonLines, described
+from eval.results.types import (
+    RECORD_VERSION,
+    Speed,
+    Speedup,
+    Timing,
+    from_json,
+    read_jsonl,
+)
 
-TIMING_VERSION = 3  # of the records; those of another version are made again
+TIMING_VERSION = 4  # of the records; those of another version are made again
 
 
 def synchronize(device: torch.device) -> None:
@@ -44,53 +54,81 @@ def on_gpu(entry: Entry) -> bool:
     return entry.decoder.norm.weight.device.type == "cuda"
 
 
+def chosen_to_time(items: Sequence[PromptItem], utterances: int) -> list[PromptItem]:
+    """Return so many items, evenly spaced, or all of them if there are fewer."""
+    return list(items[:: max(1, len(items) // max(1, utterances))][:utterances])
+
+
 def time_methods(
     items: Sequence[PromptItem],
     vocoder: Vocoder,
     entries: Sequence[Entry],
     seed: int,
-    utterances: int,
-    out: Path,
+    folder: Path,
     identity: Any = None,
     progress: Callable[[], Any] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Time every method on `utterances` of the items. Return one record per (utterance, method):
-    seconds of LM and vocoder, of audio, and tokens. Records are kept in timings/; `of` is a
-    digest of everything that the times depend on.
+    process: int = 0,
+    processes: int = 1,
+) -> None:
+    """Time every method on this process' share of the items, and keep the times in `folder`.
+    `read_timings` returns those of all processes.
 
     identity: of the vocoder and everything else that the times depend on.
     """
-    timed = [
-        [e.name, e.identity, vars(e.sampling), str(e.decoder.norm.weight.device)] for e in entries
-    ]
-    session = [RECORD_VERSION, TIMING_VERSION, timed, seed, machine(), identity]
-    store = RecordStore(out / "timings")
-    chosen = items[:: max(1, len(items) // max(1, utterances))][:utterances]
-    done = {(r["method"], r.get("of")): r for r in read_jsonl(store.shard)}
+    session = session_of(entries, seed, identity, processes)
+    store = JsonLines(folder, process)
+    done = {(t.of, t.method) for t in _stored(folder)}
     store.open()
-    records: list[dict[str, Any]] = []
     warm = False
-    for turn, item in enumerate(chosen):
+    for turn, item in list(enumerate(items))[process::processes]:
         of = digest_of([session, described(item)])[:16]
-        if all((e.name, of) in done for e in entries):
-            records += [done[e.name, of] for e in entries]
+        progress()
+        if all((of, e.name) in done for e in entries):
             continue
         if not warm:
             for entry in entries:
-                _measure(vocoder, entry, item, seed)
+                _measure(vocoder, entry, item, seed, of)
             warm = True
+        # another order for every utterance, so that a slow minute hits all methods alike
         shift = turn % len(entries)
         for entry in [*entries[shift:], *entries[:shift]]:
             if on_gpu(entry):
-                _measure(vocoder, entry, item, seed)  # captures the shapes of this utterance
-            record = _measure(vocoder, entry, item, seed)
-            records.append({"of": of, "method": entry.name, "id": item.utterance_id, **record})
-            store.append(records[-1])
-        progress()
-    return records
+                _measure(vocoder, entry, item, seed, of)  # captures the shapes of this utterance
+            store.append(_measure(vocoder, entry, item, seed, of))
 
 
-def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dict[str, Any]:
+def read_timings(
+    items: Sequence[PromptItem],
+    entries: Sequence[Entry],
+    seed: int,
+    folder: Path,
+    identity: Any = None,
+    processes: int = 1,
+) -> list[Timing]:
+    """Return the times of every method on every item that `time_methods` has stored, of whatever
+    process; the last one counts."""
+    session = session_of(entries, seed, identity, processes)
+    stored = {(t.of, t.method): t for t in _stored(folder)}
+    wanted = [(digest_of([session, described(i)])[:16], e.name) for i in items for e in entries]
+    return [stored[key] for key in wanted if key in stored]
+
+
+def session_of(entries: Sequence[Entry], seed: int, identity: Any, processes: int) -> list[Any]:
+    """Return everything that times depend on besides the utterance: processes that time side by
+    side share the memory of a machine."""
+    timed = [
+        [e.name, dict(e.identity), vars(e.sampling), str(e.decoder.norm.weight.device)]
+        for e in entries
+    ]
+    return [RECORD_VERSION, TIMING_VERSION, timed, seed, machine(), processes, identity]
+
+
+def _stored(folder: Path) -> list[Timing]:
+    read = partial(from_json, Timing)
+    return [t for path in sorted(folder.glob("shard-*.jsonl")) for t in read_jsonl(path, read)]
+
+
+def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int, of: str) -> Timing:
     device = entry.decoder.norm.weight.device
     synchronize(device)
     started = time.perf_counter()
@@ -100,8 +138,6 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     synthesize(vocoder, [result.tokens], item.speaker_embedding[None], [item.text])
     synchronize(device)
     finished = time.perf_counter()
-    # A decision is part of a step; only on a CPU, where operations are synchronous, it is timed.
-    policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
     first_audio = None
     if isinstance(vocoder, TokenVocoder):
         kept = kept_engines(entry.decoder)
@@ -111,54 +147,57 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
             speak_first_audio(engine, item, seed, vocoder, item.speaker_embedding)
             synchronize(device)
             first_audio = time.perf_counter() - started_again
-    return {
-        "lm": decoded - started,
-        "vocoder": finished - decoded,
-        "policy": policy,
-        "first_audio": first_audio,
-        "audio": len(result.tokens) / vocoder.token_rate,
-        "tokens": len(result.tokens),
-        "passes": result.passes,
-        "draft_passes": result.draft_passes,
+    return Timing(
+        of=of,
+        method=entry.name,
+        id=item.utterance_id,
+        lm=decoded - started,
+        vocoder=finished - decoded,
+        # a decision is part of a step; only on a CPU, where operations are synchronous, it is timed
+        policy=None if on_gpu(entry) else result.seconds.get("policy", 0.0),
+        first_audio=first_audio,
+        audio=len(result.tokens) / vocoder.token_rate,
+        tokens=len(result.tokens),
+        passes=result.passes,
+        draft_passes=result.draft_passes,
+    )
+
+
+def speed_of(timings: Sequence[Timing], method: str) -> Speed | None:
+    """Return medians over the utterances of one method; None if none was timed."""
+    mine = [t for t in timings if t.method == method and t.audio > 0]
+    if not mine:
+        return None
+    policies = [t.policy / t.lm for t in mine if t.policy is not None]
+    first = [t.first_audio for t in mine if t.first_audio is not None]
+    return Speed(
+        rtf=float(np.median([t.rtf for t in mine])),
+        lm_rtf=float(np.median([t.lm / t.audio for t in mine])),
+        lm_ms_per_token=float(np.median([1e3 * t.lm / t.tokens for t in mine])),
+        policy_share=float(np.median(policies)) if len(policies) == len(mine) else None,
+        first_audio=float(np.median(first)) if first else None,
+        utterances=len(mine),
+    )
+
+
+def speedup(timings: Sequence[Timing], method: str, baseline: str) -> Speedup | None:
+    """Return the quotients of the two methods' times, baseline / method: of the medians in the
+    table, and the quartiles over the utterances that both have."""
+    mine, theirs = speed_of(timings, method), speed_of(timings, baseline)
+    if mine is None or theirs is None:
+        return None
+    of = {
+        name: {t.id: t.rtf for t in timings if t.method == name and t.audio > 0}
+        for name in (method, baseline)
     }
-
-
-def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
-    """Return medians over utterances of one method; None for what was not timed, such as the
-    policy's share on a GPU, or the seconds to first audio with a vocoder that cannot stream."""
-    mine = [r for r in records if r["method"] == method and r["audio"] > 0]
-    values_of = {
-        "lm_rtf": [r["lm"] / r["audio"] for r in mine],
-        "rtf": [(r["lm"] + r["vocoder"]) / r["audio"] for r in mine],
-        "lm_ms_per_token": [1e3 * r["lm"] / r["tokens"] for r in mine],
-        "policy_share": []
-        if any(r["policy"] is None for r in mine)
-        else [r["policy"] / r["lm"] for r in mine],
-        "first_audio": [r["first_audio"] for r in mine if r["first_audio"] is not None],
-    }
-    return {
-        name: float(np.median(values)) if values else None for name, values in values_of.items()
-    }
-
-
-def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:
-    """Return the baseline's `rtf` / the method's: the quotient of the two times in the table."""
-    return baseline[rtf] / row[rtf] if baseline and baseline[rtf] and row[rtf] else None
-
-
-def speedup_quartiles(
-    records: Sequence[dict[str, Any]], method: str, baseline: str
-) -> list[float] | None:
-    """Return the first and third quartile over utterances of the baseline's time / the method's,
-    end to end: the spread between utterances."""
-
-    def seconds(name: str) -> dict[str, float]:
-        return {
-            r["id"]: (r["lm"] + r["vocoder"]) / r["audio"]
-            for r in records
-            if r["method"] == name and r["audio"] > 0
-        }
-
-    mine, theirs = seconds(method), seconds(baseline)
-    ratios = [theirs[i] / mine[i] for i in mine.keys() & theirs.keys()]
-    return [float(q) for q in np.quantile(ratios, [0.25, 0.75])] if ratios else None
+    shared = of[method].keys() & of[baseline].keys()
+    ratios = [of[baseline][i] / of[method][i] for i in shared]
+    if not ratios:
+        return None
+    low, high = np.quantile(ratios, [0.25, 0.75])
+    return Speedup(
+        baseline,
+        theirs.rtf / mine.rtf,
+        theirs.lm_rtf / mine.lm_rtf,
+        (float(low), float(high)),
+    )

@@ -8,15 +8,15 @@ compared by dynamic time warping of their tokens over the distances of the token
 distance of two codes taken at random.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from dcar.text.bootstrap import RESAMPLES, corpus_interval
+from dcar.text.bootstrap import RESAMPLES, Interval, corpus_interval
 from dcar.tokens.warping import warped_distances
+from eval.results.types import Record, Variety
 
 LOOP_PERIOD = 25  # a loop repeats at most so many tokens (half a second at 50 Hz) …
 # … over at least so many tokens, and three times or more; no recording of the starter corpus does
@@ -47,50 +47,45 @@ def loops(tokens: Sequence[int]) -> bool:
 
 
 def variety(
-    records: Sequence[dict[str, Any]], distances: np.ndarray | None, resamples: int = RESAMPLES
-) -> dict[str, Any]:
-    """Return the fields of a method's row that describe its variety; None for those that cannot be
-    computed.
+    records: Sequence[Record], distances: np.ndarray | None, resamples: int = RESAMPLES
+) -> Variety:
+    """Return the variety of a method's records; None for what cannot be computed.
 
-    variety and its interval: mean over utterances of the mean distance of two renderings (without
-    pairs of which one is silent), bootstrap over utterances; needs `distances` [V, V] and two
-    renderings. duration_spread: standard deviation of an utterance's duration over its renderings,
-    divided by its mean, averaged over utterances. longest_run: mean over records, and
-    longest_run_max. loop_rate: share of records that loop (`loops`).
+    distance: mean over utterances of the mean distance of two renderings (without pairs of which
+    one is silent), bootstrap over utterances; needs `distances` [V, V] and two renderings.
+    duration_spread: standard deviation of an utterance's duration over its renderings, divided by
+    its mean, averaged over utterances. longest_run: mean over records. loop_rate: share of records
+    that loop (`loops`).
     """
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
-        groups[record["id"]].append(record)
-    runs = [longest_run(r["tokens"]) for r in records]
-    row: dict[str, Any] = {
-        "variety": None,
-        "variety_ci": None,
-        "duration_spread": None,
-        "longest_run": float(np.mean(runs)),
-        "longest_run_max": max(runs),
-        "loop_rate": float(np.mean([loops(r["tokens"]) for r in records])),
-    }
-    spreads = [
-        np.std(seconds, ddof=1) / np.mean(seconds)
-        for mates in groups.values()
-        if len(seconds := [r["duration"] for r in mates if r["duration"]]) > 1
-    ]
-    if spreads:
-        row["duration_spread"] = float(np.mean(spreads))
+    renderings: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda r: r.id):
+        renderings.setdefault(record.id, []).append(record)
+    runs = [longest_run(r.tokens) for r in records]
+    seconds = [[r.duration for r in of if r.duration] for of in renderings.values()]
+    spreads = [np.std(of, ddof=1) / np.mean(of) for of in seconds if len(of) > 1]
+    return Variety(
+        None if distances is None else _distance(renderings, distances, resamples),
+        float(np.mean(spreads)) if spreads else None,
+        float(np.mean(runs)),
+        max(runs),
+        float(np.mean([loops(r.tokens) for r in records])),
+    )
+
+
+def _distance(
+    renderings: Mapping[str, Sequence[Record]], distances: np.ndarray, resamples: int
+) -> Interval | None:
+    """Return the mean distance of two renderings; None if no utterance has two."""
     pairs = [
         (name, a, b)
-        for name in sorted(groups)
-        for a, b in combinations([r["tokens"] for r in groups[name] if r["tokens"]], 2)
+        for name, of in renderings.items()
+        for a, b in combinations([r.tokens for r in of if r.tokens], 2)
     ]
-    if distances is None or not pairs:
-        return row
+    if not pairs:
+        return None
     # equal lists, as at temperature 0 with other seeds, need no warping
     different = [i for i, (_, a, b) in enumerate(pairs) if a != b]
     apart = np.zeros(len(pairs))
     apart[different] = warped_distances([pairs[i][1:] for i in different], distances)
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for (name, _, _), distance in zip(pairs, apart.tolist(), strict=True):
-        by_name[name].append(distance)
-    means = [float(np.mean(distances_of)) for distances_of in by_name.values()]
-    interval = corpus_interval(means, [1] * len(means), resamples=resamples)
-    return {**row, "variety": interval.value, "variety_ci": interval.ends}
+    means = pd.Series(apart).groupby([name for name, _, _ in pairs], sort=False).mean()
+    return corpus_interval(means.tolist(), [1] * len(means), resamples=resamples)

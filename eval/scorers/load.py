@@ -8,7 +8,7 @@ learner of tarepan/SpeechMOS.
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
 Scores of different scorers are not comparable; the name of the scorer is part of every table, and
-ends in a digest of its weights, or of the module of a scorer of your own, if these may change. The
+ends in a digest of its weights, or of the code of a scorer of your own, if these may change. The
 setting `scorers` of a comparison takes any of them, each with a column of its own (`load_scorers`).
 It also takes a scorer of your own, a class or function of (waveform, sample rate), given by its
 dotted path.
@@ -26,11 +26,11 @@ import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
+from dcar.sources.code import code_digest
 from dcar.sources.hub import from_hub, identified, read_weights
 from dcar.sources.packages import imported
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
-from eval.methods.plugins import module_digest
 from eval.scorers.metrics import ListeningQuality, NoiseQuality, SpeakerSimilarity, onnx_session
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
@@ -299,7 +299,7 @@ def load_scorers(
         elif prefix == "utmos" and "#" in files:
             score = UTMOS(*_clone_and_weights(files), device)
         elif (score := _own_scorer(spec)) is not None:
-            version = f"@{module_digest(spec.rpartition('.')[0])[:8]}"
+            version = f"@{code_digest(score)[:8]}"
         else:
             raise ConfigError(
                 f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "

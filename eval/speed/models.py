@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from dcar.methods import Models
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
 from dcar.model.precision import cast_decoder, chosen_dtype, matched_policy
-from eval.methods.registry import Models
+from dcar.model.statistics import VerifierStatistics
 from eval.verifiers.mtp_viterbi import count_bigrams
-from eval.verifiers.statistics import VerifierStatistics
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import (
     CandidatePolicy,

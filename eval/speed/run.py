@@ -27,11 +27,11 @@ from dcar.config.commands import DecoderSettings
 from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk
 from dcar.decoding.engine import QUEUED
 from dcar.errors import ConfigError
+from dcar.methods import Models, load_models, make_methods
 from dcar.model.draft import AnyDecoder
 from dcar.model.precision import precision_of
 from dcar.process import own_device, run_command
 from dcar.tracking import machine
-from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
 from eval.speed.measure import Costs, Load, Row, Timing, interleaved, measure_costs
 from eval.speed.models import (
     SIZES,
@@ -40,6 +40,7 @@ from eval.speed.models import (
     random_models,
     random_policies,
 )
+from eval.verifiers.drafters import DEFAULT_LENGTH
 from heads.build import HEAD_KINDS
 
 

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Draft, Method
+from dcar.decoding.declare import option, unlisted
 from dcar.decoding.step import Prefilled
-from eval.verifiers.drafters import Drafter
+from dcar.model.models import Borrowed
+from eval.verifiers.drafters import Drafter, make_drafter
 from heads.layers import at
 
 
@@ -45,6 +47,7 @@ class Uniforms:
         return self.state.further(stream, positions, numbers)
 
 
+@dataclass(eq=False, repr=False)
 class ChainVerifier(Method):
     """Method that verifies drafted chains. A subclass defines two rules on probabilities after
     temperature, top-k and top-p, for all rows at once and by tensor operations alone.
@@ -54,11 +57,23 @@ class ChainVerifier(Method):
     itself).
     """
 
+    drafter: Drafter = unlisted(kw_only=True)
+    draft: str = option("heads", "@", word="draft model", choices=("heads", "draft"), kw_only=True)
+    length: int | None = option(None, ":", word="{} drafted", minimum=1, kw_only=True)
     streams = ("token", "accept", "residual")
+    verifies = True
     keeps_probs = True
 
-    def __init__(self, name: str, drafter: Drafter):
-        self.name, self.drafter, self.draft_length = name, drafter, drafter.length
+    def __post_init__(self) -> None:
+        if self.drafter is not None:
+            self.draft_by(self.drafter)
+
+    def bind(self, models: Borrowed) -> None:
+        self.draft_by(make_drafter(models, self.draft, self.length))
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """Set the source of the drafts."""
+        self.drafter, self.draft_length = drafter, drafter.length
         self.drafts_by_passes = drafter.runs_passes
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:

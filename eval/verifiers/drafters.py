@@ -15,7 +15,10 @@ from dcar.decoding.readers import reader_of
 from dcar.decoding.step import Prefilled
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
+from dcar.model.models import Borrowed
 from heads.layers import at
+
+DEFAULT_LENGTH = 3  # of a draft, the best in the papers of SSD and PCG
 
 
 class Drafter:
@@ -143,3 +146,19 @@ class ModelDrafter(Drafter):
         )
         cache.lengths.add_(missing)
         return at(hidden, (missing - 1).clamp(min=0))
+
+
+def make_drafter(models: Borrowed, draft: str, length: int | None) -> Drafter:
+    """Return the source of drafts: "heads", or the "draft" model. Without a length, it drafts as
+    many tokens as there are heads to draft with, at most DEFAULT_LENGTH. Raises ConfigError if
+    there is no draft model, or if the heads are too few."""
+    if draft == "draft":
+        return ModelDrafter(models.draft(), length or DEFAULT_LENGTH)
+    most = models.heads - 1
+    length = length or min(DEFAULT_LENGTH, most)
+    if not 1 <= length <= most:
+        raise ConfigError(
+            f"this decoder has {most} additional heads to draft with; draft at most that many "
+            "tokens, or use a draft model: @draft"
+        )
+    return HeadDrafter(length)

@@ -13,16 +13,16 @@ sampling, and it keeps its meaning at temperature 0, where every warped distribu
 `entropy-0.8` names the threshold. `entropy@3` names the desired tokens per pass, and uses the
 threshold that yielded them on development data (statistics.py).
 
-All heads are evaluated at every step, because the size of the chunk depends on them, whereas a
-policy decides before. That is the price of the rule, and timings include it.
+All heads are evaluated at every step, because the size of the chunk depends on them. That is the
+price of the rule, and timings include it.
 """
 
 from torch import Tensor
 
-from dcar.decoding import BatchState, ChunkRule, Decision, Method
+from dcar.decoding import BatchState, ChunkRule, Decision
+from dcar.decoding.declare import Style, decoding_method, option
 from dcar.errors import ConfigError
-from dcar.model.draft import AnyDecoder
-from eval.verifiers.statistics import VerifierStatistics, needed
+from dcar.model.models import Borrowed
 from heads.candidates import FEATURES, candidate_features
 
 ENTROPY = FEATURES.index("entropy")
@@ -40,44 +40,27 @@ def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:
     return 1 + (entropy <= threshold).cumprod(-1).sum(-1)
 
 
+@decoding_method("entropy", Style("entropy", "#c98a00", "h", "h"), example="entropy-0.8")
 class EntropyChunk(ChunkRule):
     """Chunk rule: sizes by the entropies of the additional heads."""
 
+    threshold: float | None = option(None, minimum=0)
+    tokens_per_pass: float | None = option(None, "@", minimum=0)
     after_draw = True
 
-    def __init__(self, threshold: float, name: str | None = None):
-        self.threshold = threshold
-        self.name = name or f"entropy-{threshold:g}"
+    def bind(self, models: Borrowed) -> None:
+        if (self.threshold is None) == (self.tokens_per_pass is None):
+            raise ConfigError(
+                "write entropy-0.8 (threshold in nats, at least 0) or entropy@3 (tokens_per_pass "
+                "on development data)"
+            )
+        if models.heads < 2:
+            raise ConfigError("needs additional heads, but this decoder has only the base head")
+        if self.tokens_per_pass is not None:
+            curve = models.statistics("entropy_thresholds", "entropy_lengths")
+            self.threshold = curve.threshold_for(self.tokens_per_pass)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         assert features is not None
+        assert self.threshold is not None
         return Decision(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))
-
-
-def from_settings(
-    name: str,
-    decoder: AnyDecoder,
-    statistics: VerifierStatistics | None,
-    threshold: float | None,
-    tokens_per_pass: float | None,
-) -> tuple[Method, dict[str, str]]:
-    """Return the method with one of these settings, and the facts that its tokens depend on.
-
-    threshold: in nats; tokens_per_pass: on development data.
-    """
-    if (threshold is None) == (tokens_per_pass is None):
-        raise ConfigError(
-            f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3 "
-            "(tokens_per_pass on development data)"
-        )
-    limit = (
-        threshold
-        if tokens_per_pass is None
-        else needed(statistics, name).threshold_for(tokens_per_pass)
-    )
-    assert limit is not None
-    if decoder.config.num_prediction_heads < 2:
-        raise ConfigError(
-            f"method '{name}' needs additional heads, but this decoder has only the base head"
-        )
-    return EntropyChunk(limit, name), {"threshold": repr(limit)}

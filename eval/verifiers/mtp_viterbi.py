@@ -35,10 +35,10 @@ from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Method
 from dcar.decoding.chunks import check_size
+from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.errors import ConfigError
-from dcar.model.draft import AnyDecoder
+from dcar.model.models import Borrowed
 from dcar.ties import likeliest
-from eval.verifiers.statistics import VerifierStatistics, needed
 
 IDS_PER_HEAD = 3  # k; the value of the paper's main table
 ALPHA = 0.01  # smoothing of the transitions
@@ -140,17 +140,25 @@ def _with_ended(
     return F.pad(ids, (0, 1), value=end), emission, transition
 
 
+@decoding_method("mtp-viterbi", Style("MTP-Viterbi", "#2a8f4e", "p", "n"), "mtp-viterbi-4-5")
 class MTPViterbi(Method):
     """Decoding method: n tokens per pass, chosen together by `choose`."""
 
+    heads: int = option(minimum=1)
+    k: int = option(IDS_PER_HEAD, minimum=1)
+    transitions: Transitions = unlisted()
     streams = ()
     logged = ("sizes",)
 
-    def __init__(
-        self, heads: int, transitions: Transitions, k: int = IDS_PER_HEAD, name: str | None = None
-    ):
-        self.heads, self.transitions, self.k = heads, transitions, k
-        self.name = name or f"mtp-viterbi-{heads}-{k}"
+    def bind(self, models: Borrowed) -> None:
+        check_size(self.heads, models.heads)
+        if self.k > models.decoder.config.output_size:
+            raise ConfigError(
+                f"k = {self.k} ids of each head, but the vocabulary has "
+                f"{models.decoder.config.output_size} tokens; choose at most as many"
+            )
+        table = models.statistics("bigram_keys", "bigram_counts")
+        self.transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
 
     def width(self, heads: int) -> int:
         check_size(self.heads, heads)
@@ -168,24 +176,3 @@ class MTPViterbi(Method):
         # NaN: no distribution
         tokens = state.checked(torch.where(score.isfinite()[:, None], tokens, state.eos + 1))
         return Decision(state.own["size"], tokens)
-
-
-def from_settings(
-    name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, heads: int, k: int
-) -> tuple[Method, dict[str, str]]:
-    """Return the method with these settings, and the facts that its tokens depend on."""
-    if heads > decoder.config.num_prediction_heads:
-        raise ConfigError(
-            f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads"
-        )
-    if k > decoder.config.output_size:
-        raise ConfigError(
-            f"method '{name}': k = {k} ids of each head, but the vocabulary has "
-            f"{decoder.config.output_size} tokens; choose at most as many"
-        )
-    table = needed(statistics, name)
-    transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
-    return MTPViterbi(heads, transitions, k, name), {
-        "transitions": table.checksum("bigram_keys", "bigram_counts"),
-        "alpha": str(ALPHA),
-    }

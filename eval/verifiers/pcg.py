@@ -36,14 +36,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding import BatchState
+from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
+from dcar.model.models import Borrowed
 from dcar.sampling import sample, sample_several
 from eval.verifiers import sd
 from eval.verifiers.chain import ChainVerifier, Uniforms
-from eval.verifiers.drafters import Drafter
-from eval.verifiers.statistics import VerifierStatistics
-from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,6 @@ class TokenGroups:
     group_tokens: Tensor
     token_start: Tensor
     token_groups: Tensor
-    theta: float
-    embedding_checksum: str
 
     def __post_init__(self) -> None:
         self.sizes, self.ids = self.group_start.diff(), self.group_tokens.long()
@@ -98,16 +95,11 @@ class TokenGroups:
             self.group_tokens.to(device),
             self.token_start.to(device),
             self.token_groups.to(device),
-            self.theta,
-            self.embedding_checksum,
         )
 
 
-def code_vectors(decoder: AnyDecoder, measured: VerifierStatistics | None = None) -> Tensor:
-    """Return the vectors [codes, D] whose cosines define the groups: the mean mel frames that were
-    measured, if they are given, else the decoder's embeddings of the codes."""
-    if measured is not None:
-        return measured.centred_mel()
+def code_vectors(decoder: AnyDecoder) -> Tensor:
+    """Return the decoder's embeddings [codes, D] of the speech codes."""
     return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
 
 
@@ -149,7 +141,6 @@ def build_groups(
         F.pad(counts.cumsum(0), (1, 0))
         for counts in (sizes, group_tokens.bincount(minlength=codes + specials))
     )
-    checksum = tensors_checksum({"speech_embedding": embedding})
     logger.info(
         "%d similarity groups at theta = %g, %.1f ids each on average",
         len(members),
@@ -162,8 +153,6 @@ def build_groups(
         group_tokens.to(device),
         token_start.to(device),
         token_groups.to(device),
-        theta,
-        checksum,
     )
 
 
@@ -258,14 +247,24 @@ def thinned_residual(
     return tokens, trials
 
 
+@decoding_method("pcg", Style("PCG", "#c4318c", "<", "θ"), example="pcg-0.42")
 class GroupVerifier(ChainVerifier):
-    """Verifier `pcg-θ`, or `pcg-mel-θ` with groups by sound."""
+    """Verifier `pcg-θ`."""
 
+    theta: float = option(above=-1, maximum=1)
+    groups: TokenGroups = unlisted()
     streams = ("token", "accept", "group")
 
-    def __init__(self, name: str, drafter: Drafter, groups: TokenGroups):
-        super().__init__(name, drafter)
-        self.groups = groups
+    def bind(self, models: Borrowed) -> None:
+        super().bind(models)
+        vectors = self.vectors(models)
+        specials = models.decoder.config.output_size - len(vectors)
+        self.groups = build_groups(vectors, self.theta, specials)
+
+    @staticmethod
+    def vectors(models: Borrowed) -> Tensor:
+        """Return the vectors [codes, D] whose cosines define the groups."""
+        return code_vectors(models.decoder)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
@@ -292,3 +291,12 @@ class GroupVerifier(ChainVerifier):
             enumerated = sample(enumerated_residual(q, p, groups), uniform("residual", 3 * TRIALS))
             token = torch.where(left, enumerated.clamp(max=eos), token)
         return torch.where(refused, token, bonus)
+
+
+@decoding_method("pcg-mel", Style("PCG by mel", "#8f1f5c", "8", "θ"), example="pcg-mel-0.9")
+class MelGroupVerifier(GroupVerifier):
+    """Verifier `pcg-mel-θ`: groups by sound."""
+
+    @staticmethod
+    def vectors(models: Borrowed) -> Tensor:
+        return models.statistics("mel_means", "mel_counts").centred_mel()

@@ -9,6 +9,7 @@ and sampling.
 import torch
 from torch import Tensor
 
+from dcar.decoding.declare import Style, decoding_method
 from eval.verifiers.chain import ChainVerifier, Uniforms
 
 
@@ -31,6 +32,7 @@ def of(probs: Tensor, tokens: Tensor) -> Tensor:
     return probs.gather(-1, tokens[..., None])[..., 0]
 
 
+@decoding_method("sd", Style("SD", "#5b2a86", "X"))
 class SpeculativeDecoding(ChainVerifier):
     """Verifier `sd`: the output has exactly the target's distribution."""
 

@@ -41,12 +41,12 @@ from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Draft, Method
 from dcar.decoding.chunks import check_size
+from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
-from dcar.model.draft import AnyDecoder
+from dcar.model.models import Borrowed
 from dcar.sampling import sample, sample_several
 from dcar.ties import likeliest
-from eval.verifiers.statistics import VerifierStatistics, needed
 from heads.layers import at
 
 NODES = 16  # default budget of a tree
@@ -164,19 +164,44 @@ def accept(
     return path, counts
 
 
+@decoding_method("vadusa", Style("VADUSA", "#008b8b", "^", "τ"), example="vadusa-2")
 class Vadusa(Method):
-    """Decoding method: draft a tree by the additional heads, accept by `accept`.
+    """Decoding method: draft a tree by the additional heads, accept by `accept`. chained: the best
+    id of each head instead of a tree.
 
     Accounting: a round proposes as many tokens as the tree is deep, because no more can be
     accepted.
     """
 
-    tree: DraftTree
+    tau: int = option(minimum=1)
+    ranks: RankTree = unlisted()
+    nodes: int | None = option(None, "-n", word="{} nodes", minimum=1)
+    chained: bool = option(False, "-chain", word="chain")
+    tree: DraftTree = unlisted()
+    verifies = True
 
-    def __init__(self, tau: int, tree: RankTree, name: str | None = None):
-        self.tau, self.ranks, self.name = tau, tree, name or f"vadusa-{tau}"
-        self.tree = tree.shape()
-        self.draft_length = len(tree.paths)
+    def __post_init__(self) -> None:
+        if self.ranks is not None:
+            self.draft(self.ranks)
+
+    def bind(self, models: Borrowed) -> None:
+        if models.heads < 2:
+            raise ConfigError(
+                "drafts by the additional heads, but this decoder has only the base head"
+            )
+        if self.nodes and self.chained:
+            raise ConfigError(
+                "the number of nodes has no effect on a chain; write vadusa-2-n32 or vadusa-2-chain"
+            )
+        if self.chained:
+            self.draft(chain(models.heads - 1))
+        else:
+            accuracy = models.statistics("rank_accuracy").rank_accuracy
+            self.draft(build_tree(accuracy, self.nodes or NODES))
+
+    def draft(self, ranks: RankTree) -> None:
+        """Set the tree that is drafted."""
+        self.ranks, self.tree, self.draft_length = ranks, ranks.shape(), len(ranks.paths)
 
     def width(self, heads: int) -> int:
         check_size(self.tree.depth + 1, heads)
@@ -248,35 +273,3 @@ class Vadusa(Method):
         return state.checked(samples), sample(q[..., : state.eos], further[..., -1]).clamp(
             max=state.eos - 1
         )
-
-
-def from_settings(
-    name: str,
-    decoder: AnyDecoder,
-    statistics: VerifierStatistics | None,
-    tau: int,
-    nodes: int | None,
-    chained: bool,
-) -> tuple[Method, dict[str, str]]:
-    """Return the method with these settings, and the facts that its tokens depend on.
-
-    nodes: of the tree, None = NODES; chained: the best id of each head instead of a tree.
-    """
-    heads = decoder.config.num_prediction_heads
-    if heads < 2:
-        raise ConfigError(
-            f"method '{name}' drafts by the additional heads, but this decoder has only the base "
-            "head"
-        )
-    if nodes and chained:
-        raise ConfigError(
-            f"method '{name}': the number of nodes has no effect on a chain; write vadusa-2-n32 "
-            "or vadusa-2-chain"
-        )
-    tree = (
-        chain(heads - 1)
-        if chained
-        else build_tree(needed(statistics, name).rank_accuracy, nodes or NODES)
-    )
-    paths = " ".join(".".join(map(str, path)) for path in tree.paths)
-    return Vadusa(tau, tree, name), {"tree": paths}

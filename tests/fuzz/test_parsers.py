@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from compare_worker import tiny_policy
+from eval.methods.kinds import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_decoders import tiny_decoder
@@ -21,18 +22,16 @@ from tiny_decoders import tiny_decoder
 from dcar.config import load_config
 from dcar.config.read import dump_yaml, load_yaml, parse_yaml, typed
 from dcar.errors import ConfigError, DCARError, TextError
+from dcar.methods import MethodSpec, Models, make_methods
 from dcar.prepare.run import PrepareConfig
 from dcar.text.inventory import PHONEMES
 from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.text.readings import normalize_transcript, spoken_words
 from dcar.text.wer import word_errors
 from dcar.train.car import TrainConfig
-from eval.compare.run import CompareConfig
+from eval.compare.config import CompareConfig
 from eval.compare.tune import read_samplings
 from eval.methods.families import family_of, setting_text
-from eval.methods.kinds import KINDS
-from eval.methods.registry import Models, make_methods
-from eval.methods.spec import MethodSpec
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 MODELS = Models(tiny_decoder(), tiny_decoder(heads=1, seed=5), {"": tiny_policy()})

@@ -24,9 +24,11 @@ from tiny_vocoder import toy_data
 from dcar.cli import kind_of
 from dcar.config import recipes
 from dcar.config.load import plain
+from dcar.methods import Models, read_methods
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
+from dcar.model.statistics import MEL_BANDS
 from dcar.recognition.ctc import Alignment
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
@@ -39,11 +41,8 @@ from dcar.train.token_recognizer import run as train_token_recognizer
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.train import run as train_vocoder
 from eval.analysis.fit_verifiers import fit
-from eval.compare.run import CompareConfig
+from eval.compare.config import CompareConfig
 from eval.compare.run import run as compare
-from eval.methods.registry import Models
-from eval.methods.spec import read_methods
-from eval.verifiers.statistics import MEL_BANDS
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 from rl.profile import profile

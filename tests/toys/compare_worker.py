@@ -2,25 +2,39 @@
 two-process test."""
 
 import itertools
-import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from tiny_decoders import tiny_decoder
 
+from dcar.methods import MethodSpec, Models
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
-from eval.compare.run import CompareConfig, run
-from eval.methods.registry import Models
-from eval.methods.spec import MethodSpec
-from eval.report.page import FORMAT_VERSION
-from eval.results.rows import power_statement
-from eval.results.store import RECORDING, RESYNTHESIS, Tools
+from dcar.text.bootstrap import Interval
+from dcar.text.wer import WordErrors
+from eval.compare.config import CompareConfig
+from eval.compare.run import run
+from eval.compare.tools import Tools
+from eval.methods.families import family_of, setting_text
+from eval.results.rows import power_of
+from eval.results.types import (
+    RECORD_VERSION,
+    RECORDING,
+    RESYNTHESIS,
+    Decoded,
+    Measured,
+    Record,
+    Result,
+    Row,
+    Timing,
+    read_records,
+)
 from eval.scorers.load import Scorer
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import (
@@ -162,7 +176,7 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
     return CompareConfig(**{**settings, **changes})
 
 
-def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
+def spoken(out: Path | str, tools: Tools | None = None, **changes) -> Result:
     """Run a comparison of one seed without report, sounds and references, unless `changes` ask
     for them."""
     quiet = {"seeds": [0], "report": False, "audio_utterances": 0, "references": False}
@@ -176,10 +190,9 @@ def transcribed(out: Path | str, tools: Tools | None = None, **changes) -> int:
     return tools.recognizer.calls
 
 
-def records_of(out: Path) -> list[dict]:
+def records_of(out: Path) -> list[Record]:
     """Return the gathered records without timings."""
-    found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in found]
+    return [replace(r, seconds={}) for r in read_records(out / "records.jsonl")]
 
 
 def mapping_of(method: str) -> dict | None:
@@ -189,64 +202,94 @@ def mapping_of(method: str) -> dict | None:
     return MethodSpec.parse(method).to_mapping()
 
 
-def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
+def made_record(method: str, uid: str, errors: int = 0, **changes) -> Record:
     """Return a record as a comparison stores it: ten words in two seconds, ten tokens in five
-    passes."""
-    return {
-        "method": method,
-        "settings": mapping_of(method),
-        "id": uid,
-        "seed": 0,
-        "words": [errors, 0, 0, 10],
-        "characters": [errors, 0, 0, 50],
-        "hypothesis": "x",
-        "duration": 2.0,
-        "reference_duration": 2.0,
-        "passes": 5,
-        "tokens": [1] * 10,
-        "sizes": [2] * 5,
-        "emitted": [2] * 5,
-        "truncated": False,
-        "draft_passes": 0,
-        "proposed": [],
-        "accepted": [],
-        **changes,
-    }
+    passes. changes: of the record, and of how it was decoded."""
+    decoded = dict(
+        truncated=False,
+        passes=5,
+        draft_passes=0,
+        proposed=[],
+        accepted=[],
+        emitted=[2] * 5,
+        sizes=[2] * 5,
+    )
+    decoded = {name: changes.pop(name, value) for name, value in decoded.items()}
+    spec = mapping_of(method)
+    record = Record(
+        version=RECORD_VERSION,
+        fingerprint="",
+        method=method,
+        spec=spec,
+        seed=0,
+        id=uid,
+        text="",
+        recognizer="j",
+        hypothesis="x",
+        duration=2.0,
+        reference_duration=2.0,
+        normalizer="n",
+        words=WordErrors(errors, 0, 0, 10),
+        characters=WordErrors(errors, 0, 0, 50),
+        tokens=[1] * 10,
+        decoded=None if spec is None else Decoded(**decoded),
+    )
+    return replace(record, **changes)
 
 
-def made_result(rows: list[dict], **changes) -> dict:
+def made_timing(method: str, uid: str, lm: float, **changes) -> Timing:
+    """Return the times of an utterance of one second."""
+    times = dict(vocoder=0.0, policy=0.0, first_audio=0.1, audio=1.0, tokens=10)
+    return Timing("", method, uid, lm, **{**times, **changes})
+
+
+def made_row(method: str, wer: float = 0.1, **changes) -> Row:
+    """Return a row of ten utterances."""
+    spec = mapping_of(method)
+    named = {"family": family_of(spec), "setting": setting_text(spec)} if spec else {}
+    counts = dict(n=10, seeds=1, prompts=1, records=10)
+    rates = dict(wer=Interval(wer, None, None), cer=Interval(wer, None, None), wer_capped=wer)
+    errors = dict(errors=WordErrors(0, 0, 0, 100), empty_transcripts=0, duration_ratio=1.0)
+    return Row(method, spec, **{**counts, **rates, **errors, "scores": {}, **named, **changes})
+
+
+def made_measured(rows: list[Row], **changes) -> Measured:
+    """Return a comparison of made-up rows."""
+    parts = dict(pairs=[], by_length=None, by_category=None, power=power_of(rows))
+    of = dict(texts="split", title="sentences", limit=0, utterances=10)
+    return Measured(rows=rows, **{**of, **parts, **changes})
+
+
+def made_result(rows: list[Row], **changes) -> Result:
     """Return compare.json for made-up rows, without the parts that a comparison derives from its
-    records and sounds."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "texts": "split",
-        "title": "sentences",
-        "more_texts": [],
-        "rows": rows,
-        "equal_speed": [],
-        "by_length": None,
-        "by_category": None,
-        "samples": [],
-        "recognizer": "j",
-        "normalizer": "n",
-        "scorers": {},
-        "seeds": [0],
-        "prompt_seeds": [0],
-        "utterances": 10,
-        "corpus": {"texts": []},
-        "training": "",
-        "tuned": None,
-        "power": power_statement(rows),
-        "parameters": 5_000_000,
-        "heads": 7,
-        "codes": 512,
-        "device": "cpu",
-        **changes,
-    }
+    records and sounds. changes: of the comparison."""
+    return Result(
+        recognizer="j",
+        recognizer_note="",
+        normalizer="n",
+        scorers={},
+        sampling=SamplingConfig(),
+        seeds=[0],
+        prompt_seeds=[0],
+        corpus={"texts": []},
+        methods={row.method: {} for row in rows if row.decodes},
+        models={},
+        parameters=5_000_000,
+        heads=7,
+        codes=512,
+        training="",
+        tuned=None,
+        threads=1,
+        processes=1,
+        device="cpu",
+        provenance={},
+        config={"limit": 0},
+        comparisons=[made_measured(rows, **changes)],
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     result = run(tiny_config(sys.argv[1], report=False), tiny_tools())
     # one write, so that the lines of two processes cannot mix
-    os.write(1, f"processes {result['processes']}\n".encode())
+    os.write(1, f"processes {result.processes}\n".encode())

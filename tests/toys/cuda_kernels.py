@@ -477,9 +477,9 @@ def method_of(name: str, mode: FakeTensorMode, cosyvoice2: bool) -> tuple[nn.Mod
     if name == "far" or name.startswith("car-"):
         return model, FixedChunk(1 if name == "far" else int(name[4:]))
     if name == "sd":
-        return model, SpeculativeDecoding("sd", HeadDrafter(3))
+        return model, SpeculativeDecoding(drafter=HeadDrafter(3))
     if name == "pcg":
-        return model, GroupVerifier("pcg", HeadDrafter(3), groups_of(2049, 64, mode))
+        return model, GroupVerifier(0.1, groups_of(2049, 64, mode), drafter=HeadDrafter(3))
     if name == "vadusa-2":
         method = Vadusa(2, build_tree(0.4 * 0.5 ** torch.arange(4.0).expand(6, 4), 16))
         parents = method.tree.parents.tolist()

@@ -17,8 +17,10 @@ from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
 from eval.verifiers.pcg import GroupVerifier, build_groups
-from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 from eval.verifiers.vadusa import RankTree, Vadusa, chain
 from heads.policy import CandidatePolicy, CandidatePolicyConfig
 
@@ -73,7 +75,7 @@ def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> 
         )
         return (
             read(target()),
-            ShuffledChunk(schedule) if shuffle else schedule,
+            ShuffledChunk(policy, mode, **how) if shuffle else schedule,
             oracle.shuffled(rule) if shuffle else rule,
         )
 
@@ -117,7 +119,7 @@ def viterbi(read):
     rule = oracle.viterbi(3, 2, oracle.transitions(UTTERANCES, 12, 0.5))
     return (
         read(target()),
-        MTPViterbi(3, Transitions(*count_bigrams(UTTERANCES, 12), 14, 0.5), 2),
+        MTPViterbi(3, 2, Transitions(*count_bigrams(UTTERANCES, 12), 14, 0.5)),
         rule,
     )
 
@@ -150,27 +152,27 @@ def every_method(device: torch.device | str = "cpu") -> tuple[CARDecoder, dict[s
         FixedChunk(1),
         FixedChunk(4),
         RandomChunk([1, 2, 4]),
-        EndOnConfident([2, 3, 4]),
+        EndOnConfident(2, 4),
         BestOfChunk(3, 2, after.chunk_scorer),
         EntropyChunk(1.0),
-        PolicyChunk(before, name="dcar, before the draw"),
-        PolicyChunk(before, "sample"),
-        PolicyChunk(after, name="dcar, after the draw"),
-        PolicyChunk(after, "sample", "dcar, of three chunks", num_candidates=3),
-        ShuffledChunk(PolicyChunk(after)),
+        PolicyChunk(before).named("dcar, before the draw"),
+        PolicyChunk(before, "sample").named("dcar-sampled"),
+        PolicyChunk(after).named("dcar, after the draw"),
+        PolicyChunk(after, "sample", num_candidates=3).named("dcar, of three chunks"),
+        ShuffledChunk(after),
     ]
     transitions = Transitions(*count_bigrams(UTTERANCES, 12), 14)
     verifiers: list[Method] = [
-        SpeculativeDecoding("sd", heads),
-        SpeculativeDecoding("sd@draft", models),
-        TolerantDecoding("ssd", heads, 0.4),
-        TolerantDecoding("ssd@draft", models, 0.2, eos_strict=False),
-        GroupVerifier("pcg", heads, groups),
-        GroupVerifier("pcg@draft", models, groups),
-        TypicalAcceptance("typical", heads),
-        TopKVerify("top-k", heads, 2),
-        Vadusa(1, BUSH, "vadusa, a tree"),
-        Vadusa(3, chain(3), "vadusa, a chain"),
+        SpeculativeDecoding(drafter=heads),
+        SpeculativeDecoding(drafter=models).named("sd@draft"),
+        TolerantDecoding(0.4, drafter=heads).named("ssd"),
+        TolerantDecoding(0.2, eos=True, drafter=models).named("ssd@draft"),
+        GroupVerifier(THETA, groups, drafter=heads).named("pcg"),
+        GroupVerifier(THETA, groups, drafter=models).named("pcg@draft"),
+        TypicalAcceptance(drafter=heads),
+        TopKVerify(2, drafter=heads).named("top-k"),
+        Vadusa(1, BUSH).named("vadusa, a tree"),
+        Vadusa(3, chain(3)).named("vadusa, a chain"),
     ]
-    methods = [*rules, MTPViterbi(3, transitions, 2), *verifiers]
+    methods = [*rules, MTPViterbi(3, 2, transitions), *verifiers]
     return model.to(device), {method.name: method for method in methods}

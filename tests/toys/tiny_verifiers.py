@@ -11,12 +11,14 @@ from tiny_decoders import states
 from dcar.decoding import DecodeResult, FixedChunk, Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.model.draft import DraftDecoder, build_draft
+from dcar.model.statistics import VerifierStatistics
 from dcar.sampling import SamplingConfig, warp
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups
-from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.statistics import VerifierStatistics
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 
 # a statistical test fails for correct code with this probability; the seeds are fixed
 FALSE_ALARM = 1e-6
@@ -37,13 +39,13 @@ def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
 def rule_of(kind: str, drafter, groups: TokenGroups) -> ChainVerifier:
     """Return a verifier by a short name; `groups` are those of PCG."""
     return {
-        "sd": lambda: SpeculativeDecoding("sd", drafter),
-        "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
-        "ssd-0": lambda: TolerantDecoding("ssd-0", drafter, 0.0),
-        "ssd-eos": lambda: TolerantDecoding("ssd-0.4-eos", drafter, 0.4, eos_strict=False),
-        "pcg": lambda: GroupVerifier("pcg", drafter, groups),
-        "typical": lambda: TypicalAcceptance("typical", drafter),
-        "topk": lambda: TopKVerify("topk-verify-2", drafter, 2),
+        "sd": lambda: SpeculativeDecoding(drafter=drafter),
+        "ssd": lambda: TolerantDecoding(0.4, drafter=drafter),
+        "ssd-0": lambda: TolerantDecoding(0.0, drafter=drafter),
+        "ssd-eos": lambda: TolerantDecoding(0.4, eos=True, drafter=drafter),
+        "pcg": lambda: GroupVerifier(0.1, groups, drafter=drafter),
+        "typical": lambda: TypicalAcceptance(drafter=drafter),
+        "topk": lambda: TopKVerify(2, drafter=drafter),
     }[kind]()
 
 

@@ -10,7 +10,7 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 
 TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
-COMPARE = "eval.compare.run:CompareConfig"
+COMPARE = "eval.compare.config:CompareConfig"
 PROFILE = "rl.profile:ProfileConfig"
 DCPO = "rl.config:DCPOConfig"
 VOCODER = "dcar.vocoder.training.train:TrainVocoderConfig"

@@ -85,7 +85,7 @@ def test_begins_as_a_soft_rule(decoder, prompts):
     features = torch.tensor([[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]])
     wanted = torch.tensor([-math.inf, -4.0, -1.0, -6.0]).log_softmax(-1)
     assert torch.allclose(policy.log_probs(features[None]).exp(), wanted.exp())
-    ruled = decode(decoder, prompts, EndOnConfident([2, 3, 4]), SAMPLING, seed=3)
+    ruled = decode(decoder, prompts, EndOnConfident(2, 4), SAMPLING, seed=3)
     own = decode(decoder, prompts, PolicyChunk(policy), SAMPLING, seed=3)
     assert [(r.tokens, r.sizes) for r in own] == [(r.tokens, r.sizes) for r in ruled]
 
@@ -132,7 +132,7 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
         for rule in (
             PolicyChunk(policy),
             PolicyChunk(policy, "sample"),
-            ShuffledChunk(PolicyChunk(policy)),
+            ShuffledChunk(policy),
             FixedChunk(3),
             PolicyChunk(policy, num_candidates=3),
             BestOfChunk(3, 3, policy.chunk_scorer),

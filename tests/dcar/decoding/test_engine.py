@@ -112,7 +112,7 @@ def test_rows_are_refilled_moved_and_used_again(name):
         FixedChunk(3),
         RandomChunk([1, 2, 4]),
         PolicyChunk(policy_of(features=256), "sample"),
-        SpeculativeDecoding("sd", HeadDrafter(3)),
+        SpeculativeDecoding(drafter=HeadDrafter(3)),
     ],
     ids=lambda method: method.name,
 )
@@ -198,14 +198,14 @@ def test_prompts_that_the_model_cannot_read(decoder):
 SCORED = scored()
 REFUSED = {
     "5 heads, .* 1..4": FixedChunk(5),
-    "9 heads": EndOnConfident([2, 9]),
+    "9 heads": EndOnConfident(2, 9),
     "6 heads": RandomChunk([1, 6]),
     "best-of-9-2.* 4 tokens": BestOfChunk(9, 2, SCORED.chunk_scorer),
     "1..5 tokens, .*4": PolicyChunk(HiddenPolicy(HiddenPolicyConfig(32, 5))),
     "7 heads": PolicyChunk(policy_of(), forced={"a": [7]}),
-    "draft of 4 .* 5 .* 4": SpeculativeDecoding("sd", HeadDrafter(4)),
+    "draft of 4 .* 5 .* 4": SpeculativeDecoding(drafter=HeadDrafter(4)),
     "size 6 ": Vadusa(2, chain(5)),
-    "size 7 ": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
+    "size 7 ": MTPViterbi(7, transitions=Transitions(*count_bigrams([[0]], 12), 14)),
     "vadusa-2: record_hidden": Vadusa(2, chain(2)),
     "repetition_window=0": Vadusa(2, chain(2)),
 }
@@ -321,7 +321,7 @@ def test_verifiers_report_it_too(prompts, kind):
     groups = build_groups(tiny_decoder().speech_embedding.weight[:12], 0.1)
     method = {
         "vadusa": lambda: Vadusa(2, chain(3)),
-        "mtp-viterbi": lambda: MTPViterbi(2, table),
+        "mtp-viterbi": lambda: MTPViterbi(2, transitions=table),
     }.get(kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
     with pytest.raises(DistributionError, match="utt5: .*token 0"):
         decode(model, [prompts[2], prompts[5]], method, SamplingConfig(max_tokens=2), batch_size=2)

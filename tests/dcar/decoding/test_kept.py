@@ -29,7 +29,9 @@ def test_what_was_captured_serves_equal_methods_of_later_calls(device):
     (engine,) = kept_engines(model).engines.values()
     captured = dict(engine.graphs._graphs)
     for turn in range(3):
-        again = decode(model, PROMPTS, PolicyChunk(policy, "sample", "again"), SAMPLING, seed=turn)
+        again = decode(
+            model, PROMPTS, PolicyChunk(policy, "sample").named("again"), SAMPLING, seed=turn
+        )
         fresh = Engine(model, PolicyChunk(policy, "sample"), SAMPLING, 3, graphs=False)
         assert tokens(again) == tokens(fresh.decode(PROMPTS, seed=turn))
         assert {result.method for result in again} == {"again"}

@@ -17,7 +17,7 @@ CASES = {
     "car-2": ruled(FixedChunk(2), oracle.fixed(2)),
     "car-4": ruled(FixedChunk(4), oracle.fixed(4)),
     "random": ruled(RandomChunk([1, 2, 2, 4]), oracle.random_size([1, 2, 2, 4])),
-    "end-on-confident": ruled(EndOnConfident([4, 2, 3]), oracle.end_on_confident([4, 2, 3])),
+    "end-on-confident": ruled(EndOnConfident(2, 4), oracle.end_on_confident([4, 2, 3])),
     "best-of": best_of,
     "before": by_policy(policy_of),
     "before, sampled, forced": by_policy(lambda: policy_of(None), "sample", forced=FORCED),

@@ -17,9 +17,9 @@ from dcar.decoding import Engine, Prompt, decode
 from dcar.decoding.backend import Backend
 from dcar.decoding.compiled import masked_layer, summed, summed_with_bias, warn
 from dcar.decoding.step import step
+from dcar.methods import Models, make_methods
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods.registry import Models, make_methods
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 
 NAMES = list(every_method()[1])

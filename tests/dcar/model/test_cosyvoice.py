@@ -152,7 +152,7 @@ def test_its_own_layers_draft_for_it(cosyvoice):
     prompts = tiny_prompts(False)
     plain = decode(cosyvoice, prompts, FixedChunk(1), sampling)
     drafted = decode(
-        cosyvoice, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling
+        cosyvoice, prompts, SpeculativeDecoding(drafter=ModelDrafter(draft, 3)), sampling
     )
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(r.accepted == r.proposed for r in drafted)

@@ -3,11 +3,11 @@
 import pytest
 
 from dcar.errors import CheckpointError
+from dcar.methods import load_models, make_methods
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.load import load_decoder, load_decoder_config
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
-from eval.methods.registry import load_models, make_methods
 from heads.policy import ChunkPolicy
 
 

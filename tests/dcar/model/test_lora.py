@@ -198,11 +198,11 @@ def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -
 
 def test_one_lora_run_to_the_end(qwen, data, tmp_path):
     """Stage one with adapters -> DCPO -> export -> compare, on a small random Qwen2."""
+    from dcar.methods import load_models
     from dcar.prompts.load import load_prompts
-    from eval.compare.run import CompareConfig
+    from eval.compare.config import CompareConfig
     from eval.compare.run import run as compare
-    from eval.methods.registry import load_models
-    from eval.results.store import Tools
+    from eval.compare.tools import Tools
     from rl.config import DCPOConfig
     from rl.export import ExportConfig, export
     from rl.train import run as train_policy

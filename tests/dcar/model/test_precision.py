@@ -16,6 +16,7 @@ from toy_training import Listener
 
 from dcar.decoding import decode
 from dcar.errors import CheckpointError
+from dcar.methods import load_models, make_methods
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
 from dcar.model.precision import (
@@ -31,7 +32,6 @@ from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from eval.analysis import fit_verifiers
 from eval.compare.run import run
-from eval.methods.registry import load_models, make_methods
 from heads.checkpoint import Checkpoint
 from heads.policy import ChunkPolicy
 from rl import train as dcpo

@@ -22,7 +22,8 @@ from dcar.prompts.load import corpus_recordings, load_prompts
 from dcar.recognition.ctc import frames_needed
 from dcar.train.plan import data_identity
 from dcar.train.settings import TrainConfig
-from eval.compare.run import CompareConfig, load_tools
+from eval.compare.config import CompareConfig
+from eval.compare.tools import load_tools
 
 
 def slow(rows) -> dict[str, list]:

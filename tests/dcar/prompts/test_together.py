@@ -12,7 +12,8 @@ from dcar.prompts.load import load_prompts, split_for, vocoder_for
 from dcar.prompts.together import check_together, made_by
 from dcar.text.inventory import PHONEME_VERSION
 from eval.analysis import fit_verifiers
-from eval.compare.run import CompareConfig, load_tools
+from eval.compare.config import CompareConfig
+from eval.compare.tools import load_tools
 from rl import profile
 from rl.config import DCPOConfig
 from rl.trainer import DCPOTrainer

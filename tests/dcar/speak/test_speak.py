@@ -644,7 +644,7 @@ class Three(dcar.ChunkRule):
 
 
 @pytest.mark.parametrize(
-    "method", [Three(), SpeculativeDecoding("sd", HeadDrafter(3))], ids=["rule", "verifier"]
+    "method", [Three(), SpeculativeDecoding(drafter=HeadDrafter(3))], ids=["rule", "verifier"]
 )
 def test_other_methods_speak_and_stream_the_same(models, parts, method):
     model = dcar.load(models / "decoder", **parts)

@@ -172,7 +172,7 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
     prompts = tiny_prompts()
     sampling = SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
     plain = decode(target, prompts, FixedChunk(1), sampling)
-    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    drafted = decode(target, prompts, SpeculativeDecoding(drafter=ModelDrafter(draft, 3)), sampling)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(
         r.accepted == r.proposed != [] and r.passes < p.passes
@@ -182,7 +182,7 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
         draft.heads.base.weight += (
             0.5 * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
         )
-    imperfect = SpeculativeDecoding("sd", ModelDrafter(draft, 3))
+    imperfect = SpeculativeDecoding(drafter=ModelDrafter(draft, 3))
     greedy = SamplingConfig(temperature=0, min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
     expected = decode(target, prompts, FixedChunk(1), greedy)
     found = decode(target, prompts, imperfect, greedy)

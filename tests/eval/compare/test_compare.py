@@ -27,12 +27,13 @@ from tiny_pretrained import save_ctc
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
+from dcar.methods import Entry, make_methods
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import FEWEST_UTTERANCES
+from eval.compare.config import CompareConfig
 from eval.compare.processes import threads_of
-from eval.compare.run import CompareConfig, run
-from eval.methods.registry import Entry, make_methods
+from eval.compare.run import run
 from eval.report.summary import terminal_text, verdict
 from eval.results.store import (
     RECORD_VERSION,
@@ -399,7 +400,11 @@ def test_verifying_methods_carry_their_accounting(tmp_path):
     assert list(rows) == ["car-2", "sd", "ssd-0", "ssd-0.4"]
     tools = tiny_tools()
     direct = decode(
-        tools.models.decoder, tools.items, SpeculativeDecoding("sd", HeadDrafter(3)), SHORT, seed=0
+        tools.models.decoder,
+        tools.items,
+        SpeculativeDecoding(drafter=HeadDrafter(3)),
+        SHORT,
+        seed=0,
     )
     accepted, proposed = sum(sum(r.accepted) for r in direct), sum(sum(r.proposed) for r in direct)
     assert 0 < accepted < proposed and rows["sd"]["accepted"] == accepted / proposed

@@ -17,7 +17,7 @@ from dcar.prompts.load import corpus_recordings
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import load_vocoder
 from eval.compare import run as compare
-from eval.results.store import RESYNTHESIS
+from eval.results.types import RESYNTHESIS
 
 RUN = dict(
     prompt_tokens=10,

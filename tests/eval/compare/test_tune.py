@@ -25,13 +25,14 @@ from tiny_decoders import tiny_decoder
 from dcar.config import load_config
 from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.methods import Models
 from dcar.prepare.columns import Split
 from dcar.sampling import SamplingConfig
 from eval.compare.run import run
+from eval.compare.tools import Tools
 from eval.compare.tune import TuneConfig, main, table, tune
 from eval.compare.tuned import load_tuned
-from eval.methods.registry import Models
-from eval.results.store import RECORDING, RESYNTHESIS, Tools
+from eval.results.types import RECORDING, RESYNTHESIS
 
 WARM = replace(SHORT, temperature=0.9)
 

@@ -1,10 +1,10 @@
 """Which rows of a comparison are one method at several settings, and what a reader calls them."""
 
 import pytest
-
-from eval.methods.families import family_of, group_families, setting_text, short_name
 from eval.methods.kinds import KINDS
-from eval.methods.spec import MethodSpec, read_methods
+
+from dcar.methods import MethodSpec, read_methods
+from eval.methods.families import family_of, group_families, setting_text, short_name
 
 
 @pytest.mark.parametrize(

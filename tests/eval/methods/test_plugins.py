@@ -10,11 +10,11 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError
+from dcar.methods import MethodSpec, Models, make_methods
 from dcar.sampling import SamplingConfig
-from eval.compare.run import CompareConfig, run
+from eval.compare.config import CompareConfig
+from eval.compare.run import run
 from eval.methods.families import family_of, setting_text
-from eval.methods.registry import Models, make_methods
-from eval.methods.spec import MethodSpec
 from eval.scorers.load import load_scorers
 
 CODE = """

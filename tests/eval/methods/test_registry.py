@@ -10,15 +10,17 @@ from tiny_verifiers import tiny_statistics
 
 from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError
+from dcar.methods import Models, load_models, make_methods
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.methods.registry import Models, load_models, make_methods
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi
 from eval.verifiers.pcg import GroupVerifier
-from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 from eval.verifiers.vadusa import Vadusa, chain
 from heads.checkpoint import Checkpoint
 

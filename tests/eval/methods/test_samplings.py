@@ -5,10 +5,10 @@ from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.errors import ConfigError
+from dcar.methods import Models, load_models, make_methods
+from dcar.methods.names import expand_sweep
 from dcar.sampling import SamplingConfig
-from eval.compare.run import CompareConfig
-from eval.methods.registry import Models, load_models, make_methods
-from eval.methods.spec import expand_sweep
+from eval.compare.config import CompareConfig
 
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 

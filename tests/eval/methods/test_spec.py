@@ -3,6 +3,7 @@ name."""
 
 import pytest
 from compare_worker import scored_policy, tiny_tools
+from eval.methods.kinds import KINDS
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import tiny_statistics
 
@@ -10,12 +11,11 @@ from dcar.config import load_config, save_config
 from dcar.config.read import load_yaml
 from dcar.config.recipes import folder
 from dcar.errors import ConfigError
+from dcar.methods import BUILDERS, MethodSpec, Models, make_methods, read_methods
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.compare.run import CompareConfig, run
-from eval.methods.kinds import KINDS
-from eval.methods.registry import BUILDERS, Models, make_methods
-from eval.methods.spec import MethodSpec, read_methods
+from eval.compare.config import CompareConfig
+from eval.compare.run import run
 
 SAME = [
     (

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from compare_worker import made_record, made_result
 
-from eval.methods.spec import read_methods
+from dcar.methods import read_methods
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import by_utterance, make_rows
-from eval.results.store import RESYNTHESIS
+from eval.results.types import RESYNTHESIS
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 NAMES = [

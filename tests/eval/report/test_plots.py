@@ -5,14 +5,14 @@ from colorsys import rgb_to_hsv
 
 import pytest
 from compare_worker import mapping_of
+from eval.methods.kinds import KINDS
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from eval.methods.families import family_of
-from eval.methods.kinds import KINDS
 from eval.report.plots import plot_errors
-from eval.results.store import RESYNTHESIS
+from eval.results.types import RESYNTHESIS
 
 NAMES = (
     "dcar dcar@d0.5 dcar@n2 dcar@n4 dcar@n4@d0.5 dcar@n8 dcar@n16 dcar@t0.4 dcar@n4@t0.4".split()

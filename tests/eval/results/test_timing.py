@@ -8,7 +8,7 @@ from compare_worker import SHORT, tiny_tools
 
 import dcar.decoding.engine as engine
 import eval.results.timing as timing
-from eval.methods.registry import make_methods
+from dcar.methods import make_methods
 
 METHODS = ["car-1", "car-3", "dcar-sampled", "sd"]
 

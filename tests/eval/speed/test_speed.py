@@ -4,14 +4,14 @@ import json
 
 import pytest
 import torch
+from eval.methods.kinds import KINDS
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Engine, FixedChunk, PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
+from dcar.methods import MethodSpec
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.methods.kinds import KINDS
-from eval.methods.spec import MethodSpec
 from eval.speed.measure import Load, Row, interleaved, measure_costs
 from eval.speed.models import random_draft, random_policies
 from eval.speed.run import SpeedConfig, executed, load_all, main
@@ -138,7 +138,7 @@ def test_hugging_face_speaks_the_same_tokens():
 def test_both_sides_of_speculation_draft_alike():
     """`sd` and assisted generation get the same draft model and length: the target reads as
     often in both."""
-    from eval.methods.registry import Models, make_methods
+    from dcar.methods import Models, make_methods
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     model = tiny_decoder(num_layers=4)

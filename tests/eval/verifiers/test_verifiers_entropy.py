@@ -11,13 +11,13 @@ from tiny_verifiers import tiny_statistics
 
 from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.methods import Models, load_models, make_methods
 from dcar.model.load import load_decoder
+from dcar.model.statistics import INFO, TENSORS, VerifierStatistics
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
 from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
-from eval.methods.registry import Models, load_models, make_methods
-from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 

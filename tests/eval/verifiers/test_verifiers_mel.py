@@ -15,12 +15,12 @@ from tiny_verifiers import tiny_statistics
 
 from dcar.audio import load_audio, resample
 from dcar.errors import ConfigError, DataError
+from dcar.methods import Models, make_methods
+from dcar.model.statistics import MEL_BANDS, VerifierStatistics
 from dcar.prepare.prepared import load_prepared
 from dcar.voices.features import LogMel
 from eval.analysis.fit_verifiers import mean_mel
-from eval.methods.registry import Models, make_methods
 from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups, code_vectors
-from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 
 UNSEEN = (4, 9)
 CODES, EOS = 12, 12

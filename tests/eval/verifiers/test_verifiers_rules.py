@@ -10,11 +10,12 @@ from tiny_verifiers import FALSE_ALARM, rule_of
 from torch import Tensor
 
 from dcar.sampling import SamplingConfig, sample, uniform, warp
-from eval.verifiers import pcg, relaxed, sd
+from eval.verifiers import pcg, sd, ssd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.pcg import TokenGroups, build_groups
-from eval.verifiers.relaxed import among_likeliest, threshold
+from eval.verifiers.topk_verify import among_likeliest
+from eval.verifiers.typical import threshold
 
 VOCABULARY = 6
 EOS = VOCABULARY - 1
@@ -111,7 +112,7 @@ def test_tolerance_buys_acceptance_with_the_same_amount_of_total_variation(seed)
     q, p = random_distributions(seed)
     before = 0.0
     for beta in (0.0, 0.1, 0.25, 0.4, 0.8, 1.0, 1.7):
-        accepted = p * relaxed.tolerant(q, p, beta)
+        accepted = p * ssd.tolerant(q, p, beta)
         rate = float(accepted.sum())
         out = accepted + (1 - accepted.sum()) * sd.residual(q, p)
         gained = rate - float((p * sd.acceptance(q, p)).sum())

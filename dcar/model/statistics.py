@@ -147,14 +147,3 @@ class VerifierStatistics:
         )
         a, b = self.entropy_thresholds[right - 1].double(), self.entropy_thresholds[right].double()
         return float(torch.lerp(a, b, share.clamp(0, 1)))
-
-
-def needed(statistics: VerifierStatistics | None, name: str) -> VerifierStatistics:
-    """Return the statistics. Raises ConfigError, with the command that makes them, if there are
-    none."""
-    if statistics is None:
-        raise ConfigError(
-            f"method '{name}' needs statistics of the decoder: make them with `dcar "
-            "fit-verifiers` and give their folder as `statistics`"
-        )
-    return statistics

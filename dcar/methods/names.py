@@ -23,13 +23,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dcar.config.schema import fitting
+from dcar.config.schema import Meaning, fitting, meaning_of, setting
+from dcar.config.schema import settings_of as settings_of_schema
+from dcar.decoding import Method
+from dcar.decoding.declare import MethodSetting, compact_name, settings_before, settings_of
 from dcar.errors import ConfigError
-from eval.methods.kinds import LIMIT, SAMPLING, MethodKind, MethodSetting
-from eval.methods.plugins import find_kind
+from dcar.methods.find import class_of, find_method
+from dcar.sampling import SamplingConfig
 
 NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
+
+
+def _of_sampling(name: str, type: Any, mark: str) -> MethodSetting:
+    meaning = settings_of_schema(SamplingConfig)[name].meaning
+    return MethodSetting(name, type, mark, None, meaning=meaning)
+
+
+SAMPLING = (
+    _of_sampling("temperature", float, "@t"),
+    _of_sampling("top_k", int, "-k"),
+    _of_sampling("top_p", float, "-p"),
+    MethodSetting("tuned", bool, "@tuned", False),
+)
+"""Settings that end every name: car-5@t0.8-k10-p0.9. car-5@tuned is a row at the best sampling
+of a tuned.json."""
 SAMPLED = {s.name for s in SAMPLING}
+LIMIT: Meaning = meaning_of(setting(None, minimum=0))
 
 
 @dataclass(frozen=True)
@@ -50,78 +69,81 @@ class MethodSpec:
     def parse(cls, name: str) -> MethodSpec:
         """Parse a compact name. Raises ConfigError for one that is unknown, malformed or
         incomplete."""
-        kind = find_kind(name)
-        known = (*kind.settings, *SAMPLING)
-        match = re.fullmatch(
-            "".join(map(_pattern, known)), name.removeprefix(kind.prefix), re.DOTALL
-        )
+        kind, of = find_method(name)
+        known = (*settings_of(of), *SAMPLING)
+        match = re.fullmatch("".join(map(_pattern, known)), name.removeprefix(kind), re.DOTALL)
         if match is None:
-            raise ConfigError(f"method '{name}' is not written as {kind.example}; {_about(kind)}")
-        given = {s.name: _value(s, match[s.name]) for s in known if match[s.name] is not None}
-        return cls._checked(kind, given, name)
+            raise ConfigError(
+                f"method '{name}' is not written as {of.example or kind}; {_about(of)}"
+            )
+        written = {s.name: match[s.name] for s in known if match[s.name] is not None}
+        values = {s.name: _value(s, written[s.name]) for s in known if s.name in written}
+        return cls._checked(kind, of, values, name)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> MethodSpec:
         """Build a method from {"method": …, setting: value, …}, perhaps with "limit". Raises
         ConfigError for an unknown, impossible or missing setting."""
-        given = {key: value for key, value in mapping.items() if value is not None}
-        method, limit = given.pop("method", None), given.pop(LIMIT.name, 0)
+        values = {key: value for key, value in mapping.items() if value is not None}
+        method, limit = values.pop("method", None), values.pop("limit", 0)
         if not isinstance(method, str):
             raise ConfigError(f"{dict(mapping)} names no method; write {{method: ssd, beta: 0.4}}")
-        kind = find_kind(method)
-        if method != kind.prefix:
-            raise ConfigError(
-                f"method '{method}': in a mapping the method is {kind.prefix}; {_about(kind)}"
-            )
-        limit = fitting(f"method '{method}': {LIMIT.name}", limit, LIMIT.type, LIMIT.bounds)
-        return replace(cls._checked(kind, given, method), limit=limit)
+        kind, of = find_method(method)
+        if method != kind:
+            raise ConfigError(f"method '{method}': in a mapping the method is {kind}; {_about(of)}")
+        limit = fitting(f"method '{method}': limit", limit, int, LIMIT)
+        return replace(cls._checked(kind, of, values, method), limit=limit)
 
     @classmethod
-    def _checked(cls, kind: MethodKind, given: Mapping[str, Any], name: str) -> MethodSpec:
-        known = (*kind.settings, *SAMPLING)
-        if unknown := given.keys() - {s.name for s in known}:
-            raise ConfigError(
-                f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(kind)}"
-            )
-        before = _before(kind, given)
-        values: dict[str, Any] = {}
+    def _checked(
+        cls, kind: str, of: type[Method], values: Mapping[str, Any], name: str
+    ) -> MethodSpec:
+        known = (*settings_of(of), *SAMPLING)
+        if unknown := values.keys() - {s.name for s in known}:
+            raise ConfigError(f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(of)}")
+        before = settings_before(of, values)
+        changed: dict[str, Any] = {}
         for s in known:
-            if s.name in given:
-                value = fitting(f"method '{name}': {s.name}", given[s.name], s.type, s.bounds)
+            if s.name in values:
+                value = fitting(f"method '{name}': {s.name}", values[s.name], s.type, s.meaning)
                 if value != s.default:
-                    values[s.name] = value
+                    changed[s.name] = value
             elif s.default is ... or (s in before and s.default is None):
                 raise ConfigError(
-                    f"method '{name}': {s.name} is missing; write {kind.example}, or give "
+                    f"method '{name}': {s.name} is missing; write {of.example or kind}, or give "
                     f"{s.name} in a mapping"
                 )
-        settings, sampling = split_sampling(values)
+        settings, sampling = split_sampling(changed)
         if sampling and not {"temperature", "tuned"} & sampling.keys():
             raise ConfigError(
                 f"method '{name}': {', '.join(sampling)} without temperature; set the temperature "
                 "too"
             )
-        return cls(kind.prefix, settings, sampling)
+        return cls(kind, settings, sampling)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the mapping that `from_mapping` reads."""
-        limit = {LIMIT.name: self.limit} if self.limit else {}
+        limit = {"limit": self.limit} if self.limit else {}
         return {"method": self.method, **self.settings, **self.sampling, **limit}
 
-    def __str__(self) -> str:
-        kind = find_kind(self.method)
-        before = {s.name: s.default for s in _before(kind, self.settings)}
-        values = {**before, **self.settings}
-        settings = "".join(s.written(values[s.name]) for s in kind.settings if s.name in values)
-        word = sampling_word(self.sampling)
-        return f"{self.method}{settings}" + (f"@{word}" if word else "")
+    @property
+    def of(self) -> type[Method]:
+        """Class of the method."""
+        return class_of(self.method)
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Every setting of the method by name, including defaults, as its builder expects them."""
-        return {
-            s.name: self.settings.get(s.name, s.default) for s in find_kind(self.method).settings
-        }
+    def plain(self) -> MethodSpec:
+        """The same method without a sampling or a limit of its own."""
+        return replace(self, sampling={}, limit=0)
+
+    def __str__(self) -> str:
+        word = sampling_word(self.sampling)
+        return compact_name(self.method, self.of, self.settings) + (f"@{word}" if word else "")
+
+    def build(self) -> Method:
+        """Make the method; it still has to be bound to its models."""
+        values = {s.attribute: self.settings.get(s.name, s.default) for s in settings_of(self.of)}
+        return self.of(**values).named(str(self.plain))
 
 
 def split_sampling(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,20 +185,12 @@ def expand_sweep(name: str) -> list[str]:
     return ["{}".join(texts).format(*chosen) for chosen in itertools.product(*groups)]
 
 
-def _about(kind: MethodKind) -> str:
-    own = ", ".join(s.name for s in kind.settings)
+def _about(of: type[Method]) -> str:
+    own = ", ".join(s.name for s in settings_of(of))
     return (
         f"it has the settings {f'{own} and ' if own else ''}temperature, top_k, top_p (at the end, "
         "as in @t0.8-k10-p0.9)"
     )
-
-
-def _before(kind: MethodKind, given: Mapping[str, Any]) -> list[MethodSetting]:
-    """Return the settings before the last given one that have no mark but their position: a name
-    contains them too."""
-    positional = [s for s in kind.settings if s.mark == "-"]
-    last = max((i for i, s in enumerate(positional) if s.name in given), default=0)
-    return positional[:last]
 
 
 def _pattern(s: MethodSetting) -> str:
@@ -185,7 +199,7 @@ def _pattern(s: MethodSetting) -> str:
         return f"(?P<{s.name}>{s.mark})?"
     if s.type is str:
         return f"(?:{s.mark}(?P<{s.name}>.+?))??"
-    if typing.get_origin(s.type) is list:
+    if typing.get_origin(s.type) in (list, tuple):
         return f"(?P<{s.name}>(?:{s.mark}{NUMBER})+)?"
     return f"(?:{s.mark}(?P<{s.name}>{NUMBER}))?"
 
@@ -196,7 +210,7 @@ def _value(s: MethodSetting, text: str) -> Any:
         return True
     if s.type is str:
         return text
-    if typing.get_origin(s.type) is list:
+    if typing.get_origin(s.type) in (list, tuple):
         return [_number(n) for n in re.findall(f"-({NUMBER})", text)]
     return _number(text)
 

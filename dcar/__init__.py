@@ -15,6 +15,7 @@ _WHERE = {
     "Spoken": "dcar.speak.speaker",
     "ChunkRule": "dcar.decoding",
     "Decision": "dcar.decoding",
+    "decoding_method": "dcar.decoding.declare",
     "SamplingConfig": "dcar.sampling",
 }
 

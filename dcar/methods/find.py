@@ -15,7 +15,7 @@ from dcar.decoding.declare import METHODS, settings_of
 from dcar.errors import ConfigError
 from dcar.sources.packages import imported
 
-PROVIDERS = ("eval.methods",)
+PROVIDERS = ("eval.verifiers",)
 """Modules that register the methods of higher packages, imported when one is asked for."""
 _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?=[-@:]|$)")
 
@@ -64,7 +64,6 @@ def find_method(name: str) -> tuple[str, type[Method]]:
 def class_of(method: str) -> type[Method]:
     """Return the class of a method by its name without settings; `Method` for one that no name
     lists, as an entry of one's own may have."""
-    try:
-        return find_method(method)[1]
-    except ConfigError:
-        return Method
+    if method in (known := every_method()):
+        return known[method]
+    return find_method(method)[1] if re.fullmatch(_PATH, method) else Method

@@ -20,8 +20,9 @@ OURS = ("heads", "dcar", "rl", "eval", "launch")
 def code_digest(code: Any, base: type = object) -> str:
     """Return the SHA-256 (hex) of the code of a class, a function or an object of a class.
 
-    It covers the module where each class of its hierarchy below `base` is written; for code of a
-    user's own also the modules of the same package, or next to it, that those import. Comments,
+    It covers the module where each class of its hierarchy below `base` is written, and what those
+    import: of this project modules of the same package (but not of that of `base`, an engine with a
+    version of its own); of a user's own code modules of the same package, or next to it. Comments,
     docstrings and layout do not count.
     """
     while isinstance(code, functools.partial):
@@ -33,7 +34,7 @@ def code_digest(code: Any, base: type = object) -> str:
         module = sys.modules[cls.__module__]
         below = not isinstance(cls, type) or (issubclass(cls, base) and cls is not base)
         if below and (_same_owner(first, module) or _top(module) in OURS):
-            _collect(module, modules)
+            _collect(module, modules, sys.modules[base.__module__].__package__ or "")
     texts = [(name, _text(module)) for name, module in sorted(modules.items())]
     return hashlib.sha256(repr([of.__qualname__, *texts]).encode()).hexdigest()
 
@@ -42,16 +43,19 @@ def _top(module: ModuleType) -> str:
     return module.__name__.partition(".")[0]
 
 
-def _collect(module: ModuleType, modules: dict[str, ModuleType]) -> None:
+def _collect(module: ModuleType, modules: dict[str, ModuleType], engine: str) -> None:
     if module.__name__ in modules:
         return
     modules[module.__name__] = module
-    if _top(module) in OURS:
+    ours = _top(module) in OURS
+    if ours and module.__package__ == engine:
         return
     for name in _imports(module):
         other = sys.modules.get(name)
-        if other is not None and _same_owner(module, other):
-            _collect(other, modules)
+        if other is None:
+            continue
+        if other.__package__ == module.__package__ if ours else _same_owner(module, other):
+            _collect(other, modules, engine)
 
 
 def _same_owner(module: ModuleType, other: ModuleType) -> bool:

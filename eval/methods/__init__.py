@@ -1,5 +1,1 @@
-"""Methods of a comparison beside those of `dcar.decoding`, and the families in which a plot groups
-them."""
-
-import eval.methods.controls
-import eval.verifiers  # noqa: F401  registers its methods
+"""Families of methods: the rows of a comparison that are one line of a plot."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from compare_worker import tiny_policy
-from eval.methods.kinds import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_decoders import tiny_decoder
@@ -23,6 +22,7 @@ from dcar.config import load_config
 from dcar.config.read import dump_yaml, load_yaml, parse_yaml, typed
 from dcar.errors import ConfigError, DCARError, TextError
 from dcar.methods import MethodSpec, Models, make_methods
+from dcar.methods.find import every_method
 from dcar.prepare.run import PrepareConfig
 from dcar.text.inventory import PHONEMES
 from dcar.text.phonemes import normalize_text, text_to_ids
@@ -106,7 +106,7 @@ KEYS = (
 saved = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 saved |= st.text() | st.text("-+01.:_eox")
 methods = piece(
-    *KINDS,
+    *every_method(),
     *"-2 -3 @t0.4 @t -k -p0.9 { } , .. : @ 4 ² ٣ tuned draft starter".split(),
     "9" * 400,
     "9" * 5000,

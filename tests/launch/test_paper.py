@@ -24,6 +24,7 @@ from dcar.errors import ConfigError, DataError
 from launch import paper
 from launch.paper import PaperConfig, of_stages, pipeline
 from launch.pipeline import Job
+from eval.results.types import read_result
 
 NAMES = (
     "tokenizer prepared testset far car pack vocoder profile dcpo_2_3 policy_2_3 "
@@ -276,8 +277,7 @@ def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(t
     done = attempt(*NOISE)
     assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.count(": finished 20") == 7 and finished() == sorted(NAMES)
-    result = json.loads((out / "compare" / "compare.json").read_text())
-    methods = [row["method"] for row in result["rows"]]
+    methods = [row.method for row in read_result(out / "compare").first.rows]
     assert {"far", "car-1", "car-7", "dcar@2-3", "dcar@2-3-4"} <= set(methods)
     assert (out / "compare" / "report.html").stat().st_size > 10_000
 

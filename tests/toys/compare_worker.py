@@ -240,15 +240,16 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> Record:
 def made_timing(method: str, uid: str, lm: float, **changes) -> Timing:
     """Return the times of an utterance of one second."""
     times = dict(vocoder=0.0, policy=0.0, first_audio=0.1, audio=1.0, tokens=10)
-    return Timing("", method, uid, lm, **{**times, **changes})
+    return Timing(changes.pop("of", ""), method, uid, lm, **{**times, **changes})
 
 
-def made_row(method: str, wer: float = 0.1, **changes) -> Row:
+def made_row(method: str, wer: float | Interval = 0.1, **changes) -> Row:
     """Return a row of ten utterances."""
+    wer = wer if isinstance(wer, Interval) else Interval(wer, None, None)
     spec = mapping_of(method)
     named = {"family": family_of(spec), "setting": setting_text(spec)} if spec else {}
     counts = dict(n=10, seeds=1, prompts=1, records=10)
-    rates = dict(wer=Interval(wer, None, None), cer=Interval(wer, None, None), wer_capped=wer)
+    rates = dict(wer=wer, cer=wer, wer_capped=wer.value)
     errors = dict(errors=WordErrors(0, 0, 0, 100), empty_transcripts=0, duration_ratio=1.0)
     return Row(method, spec, **{**counts, **rates, **errors, "scores": {}, **named, **changes})
 

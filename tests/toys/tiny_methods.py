@@ -12,7 +12,7 @@ from tiny_verifiers import imperfect_draft, rule_of
 
 from dcar.decoding import ChunkRule, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.model.car import CARDecoder
-from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
+from eval.verifiers.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams

@@ -10,7 +10,7 @@ from tiny_methods import candidates_policy, scored
 from dcar.decoding import FixedChunk, PolicyChunk, RandomChunk, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
+from eval.verifiers.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from heads.candidates import candidate_features, end_features, joint_log_probs
 from heads.policy import (
     CandidatePolicy,

@@ -16,7 +16,7 @@ from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, RandomChunk, 
 from dcar.errors import ConfigError, DataError, DistributionError, EngineError, TextError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods.controls import BestOfChunk, EndOnConfident
+from eval.verifiers.controls import BestOfChunk, EndOnConfident
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
 from eval.verifiers.pcg import build_groups

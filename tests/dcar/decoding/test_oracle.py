@@ -7,7 +7,7 @@ from tiny_decoders import policy_of
 from tiny_methods import best_of, by_policy, candidates_policy, ruled, scored
 
 from dcar.decoding import FixedChunk, RandomChunk
-from eval.methods.controls import EndOnConfident
+from eval.verifiers.controls import EndOnConfident
 
 FORCED = {"a": [2, 0, 3], "c#2": [4, 1, 1]}
 

@@ -280,9 +280,9 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path):
         ),
         tools,
     )
-    rows = {r["method"]: r for r in result["rows"]}
-    assert rows["car-1"]["tokens_per_pass"] <= 1 < rows["car-3"]["tokens_per_pass"]
-    assert result["methods"]["dcar"]["decoder"] == decoder.checksum() and rows["dcar"]["n"] == 4
+    rows = {row.method: row for row in result.first.rows}
+    assert rows["car-1"].tokens_per_pass <= 1 < rows["car-3"].tokens_per_pass
+    assert result.methods["dcar"]["decoder"] == decoder.checksum() and rows["dcar"].n == 4
 
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])

@@ -221,17 +221,17 @@ def test_a_comparison_in_bfloat16_says_so_and_speaks_anew(files, tmp_path):
         return run(config, tools), judge.calls
 
     result, calls = compared("float32")
-    assert calls and result["provenance"]["precision"] == {
+    assert calls and result.provenance["precision"] == {
         "dtype": "float32",
         "float32_products": "ieee",
     }
     assert compared(None)[1] == 0  # the same records
     result, calls = compared("bfloat16")
-    assert calls and result["provenance"]["precision"] == {
+    assert calls and result.provenance["precision"] == {
         "dtype": "bfloat16",
         "float32_products": "ieee",
     }
-    assert {of["precision"] for of in result["methods"].values()} == {"bfloat16"}
+    assert {of["precision"] for of in result.methods.values()} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("reads", ["hidden", "candidates"])

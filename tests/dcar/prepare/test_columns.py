@@ -193,7 +193,7 @@ def test_eight_prompts_cost_eight_rows(many, read):
 @pytest.fixture
 def without_models(monkeypatch):
     for name in ("load_recognizer", "load_scorers", "vocoder_for", "vocoder_identity"):
-        monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: {})
+        monkeypatch.setattr(f"eval.compare.tools.{name}", lambda *args, **kwargs: {})
 
 
 @pytest.mark.usefixtures("without_models")

@@ -4,6 +4,7 @@ refusals."""
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,17 +33,20 @@ from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import FEWEST_UTTERANCES
 from eval.compare.config import CompareConfig
+from eval.compare.maker import Maker
+from eval.compare.plan import Job, choose_items
 from eval.compare.processes import threads_of
 from eval.compare.run import run
 from eval.report.summary import terminal_text, verdict
-from eval.results.store import (
+from eval.results.store import RecordStore
+from eval.results.types import (
     RECORD_VERSION,
     RECORDING,
     RESYNTHESIS,
-    Job,
-    Maker,
-    RecordStore,
-    choose_items,
+    Record,
+    Row,
+    ScorerInfo,
+    read_result,
 )
 from eval.scorers.load import Scorer
 from eval.verifiers.drafters import HeadDrafter
@@ -57,7 +61,7 @@ def compared(tmp_path_factory):
 
 def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     out, result = compared
-    rows = {r["method"]: r for r in result["rows"]}
+    rows = {row.method: row for row in result.first.rows}
     assert list(rows) == [
         RECORDING,
         RESYNTHESIS,
@@ -69,43 +73,33 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
         "dcar-sampled",
     ]
     for row in list(rows.values())[2:]:
-        assert row["wer_ci"][0] <= row["wer"] <= row["wer_ci"][1]
-        assert (
-            row["wer"]
-            == (row["substitutions"] + row["deletions"] + row["insertions"])
-            / row["reference_words"]
-        )
-        assert row["wer_capped"] <= row["wer"]
-        assert (row["n"], row["seeds"], row["records"]) == (6, 2, 12)
-        assert 0 < row["lm_rtf"] < row["rtf"]
-    assert rows[RECORDING]["wer"] == rows[RESYNTHESIS]["wer"] == 0
-    assert rows["far"]["speedup_vs_far"] == rows["car-1"]["speedup_vs_car1"] == 1
-    assert rows["far"]["p_vs_far"] is None
-    assert rows["dcar"]["p_vs_best_car"] is not None
-    assert (
-        rows["dcar"]["random_baseline"] == "random-2-3"
-        and 0 < rows["dcar-sampled"]["p_vs_random"] <= 1
+        low, high = row.wer.ends
+        assert low <= row.wer.value <= high
+        assert row.wer.value == row.errors.errors / row.errors.reference_words
+        assert row.wer_capped <= row.wer.value
+        assert (row.n, row.seeds, row.records) == (6, 2, 12)
+        assert 0 < row.speed.lm_rtf < row.speed.rtf
+    assert rows[RECORDING].wer.value == rows[RESYNTHESIS].wer.value == 0
+    assert rows["far"].speedups["far"].total == rows["car-1"].speedups["car1"].total == 1
+    assert "far" not in rows["far"].tests
+    assert rows["dcar"].tests["best_car"].p_value is not None
+    against = rows["dcar"].tests["random"]
+    assert against.baseline == "random-2-3"
+    assert against.difference == pytest.approx(
+        rows["dcar"].wer.value - rows["random-2-3"].wer.value
     )
-    assert rows["dcar"]["difference_vs_random"] == pytest.approx(
-        rows["dcar"]["wer"] - rows["random-2-3"]["wer"]
-    )
-    assert rows["car-3"]["p_vs_random"] is rows["random-2-3"]["p_vs_random"] is None
-    assert set(rows["random-2-3"]["sizes"]) == {"2", "3"}
-    assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(
-        json.dumps(result["rows"])
-    )
+    assert 0 < rows["dcar-sampled"].tests["random"].p_value <= 1
+    assert not {"random"} & (rows["car-3"].tests.keys() | rows["random-2-3"].tests.keys())
+    assert set(rows["random-2-3"].sizes) == {2, 3}
+    assert read_result(out) == result
     for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):
         assert (out / name).stat().st_size > 0
     # pairs of far, car, random, dcar, dcar-sampled
-    assert Counter(p["axis"] for p in result["equal_speed"]) == {
-        "speedup_vs_far": 10,
-        "tokens_per_pass": 10,
-    }
+    assert Counter(pair.axis for pair in result.first.pairs) == {"far": 10, "tokens_per_pass": 10}
     # sounds are kept of as many utterances as asked for
-    assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
-    assert all(
-        (out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"]
-    )
+    assert [len(sample.voices) for sample in result.first.samples] == [8, 8]
+    voices = [voice for sample in result.first.samples for voice in sample.voices]
+    assert all((out / voice.audio).exists() for voice in voices if voice.audio)
 
 
 def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
@@ -127,25 +121,21 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     result = run(tiny_config(tmp_path / "out", texts=[str(path)], seeds=[0]), tools)
     assert len(asked) == 6  # within a batch the shorter text is first
     assert all(set(prompts) == set(tools.items) and len(prompts) == 2 for prompts in asked.values())
-    rows = {r["method"]: r for r in result["rows"]}
-    assert (
-        RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
-    )
-    assert result["by_category"]["bins"] == [
-        {"category": "easy", "n": 1},
-        {"category": "hard", "n": 1},
-    ]
-    easy = next(
-        r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001"
-    )
-    assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
+    rows = {row.method: row for row in result.first.rows}
+    assert RECORDING not in rows and RESYNTHESIS not in rows
+    assert rows["dcar"].duration_ratio is None
+    bins = result.first.by_category
+    assert (bins.labels, bins.sizes) == (["easy", "hard"], [1, 1])
+    records = records_of(tmp_path / "out")
+    easy = next(r for r in records if (r.method, r.id) == ("dcar", "easy-0001"))
+    assert bins.rates["dcar"][0].value == easy.words.errors / 4
     assert re.search(r"easy +95 % CI \(n = 1\) +hard", (tmp_path / "out/compare.txt").read_text())
     assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_the_first(tmp_path):
-    """Sentences and a list of three texts: two tables and two verdicts from one command, which
-    continues where it stopped; `sd` has two sentences and none of the list."""
+def test_every_table_has_one_set_of_utterances(tmp_path):
+    """Sentences, a part of them that `sd` decodes too, and a list of three texts: three comparisons
+    and their verdicts from one command, which continues where it stopped."""
     texts = [
         replace(item, utterance_id=f"hard-{i}", duration=0.0, reference_tokens=[])
         for i, item in enumerate(tiny_tools(count=5).items[2:])
@@ -167,34 +157,45 @@ def test_sets_of_texts_have_their_own_rows_and_a_limited_method_decodes_part_of_
     with pytest.raises(KeyboardInterrupt):
         spoken(tmp_path, tools(judge=LevelJudge(fail_after=70)), **asked)
     result = spoken(tmp_path, tools(), **asked)
-    (more,) = result["more_texts"]
-    assert [(r["method"], r["n"]) for r in more["rows"]] == [
-        (name, 3) for name in ("far", "car-1", "car-2", "car-3", "dcar")
+    whole, part, hard = result.comparisons
+    common = ["far", "car-1", "car-2", "car-3", "dcar"]
+    assert [row.method for row in whole.spoken] == [row.method for row in hard.rows] == common
+    assert [row.method for row in part.spoken] == [*common, "sd"]
+    assert [(of.texts, of.limit, of.utterances) for of in result.comparisons] == [
+        ("split", 0, 6),
+        ("split", 2, 2),
+        ("hard", 0, 3),
     ]
-    rows = {r["method"]: r for r in result["rows"]}
-    assert {name: r["n"] for name, r in rows.items()} == {**dict.fromkeys(rows, 6), "sd": 2}
+    assert all(row.n == of.utterances for of in result.comparisons for row in of.rows)
     records = records_of(tmp_path)
-    assert Counter(r.get("texts") for r in records) == {None: 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
+    assert Counter(r.texts for r in records) == {"split": 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
     alone = spoken(
         tmp_path / "alone",
         replace(tiny_tools(), sets={"hard": {0: texts}}),
         **{**asked, "texts": ["hard"], "methods": asked["methods"][:-1]},
     )
-    timed = ("lm", "rtf", "speedup", "policy_share", "timed")
 
     def untimed(row):
-        return {k: v for k, v in row.items() if not any(word in k for word in timed)}
+        return replace(row, speed=None, speedups={})
 
-    assert list(map(untimed, more["rows"])) == list(map(untimed, alone["rows"]))
+    assert list(map(untimed, hard.rows)) == list(map(untimed, alone.first.rows))
+    few = spoken(
+        tmp_path / "few",
+        tools(),
+        **{**asked, "texts": ["split"], "limit": 2, "methods": [*common, "sd"]},
+    )
+    assert list(map(untimed, part.rows)) == list(map(untimed, few.first.rows))
     said = verdict(result)
+    # what the whole says is not said of the part
     assert [s.split(",")[0] for s in said] == ["Sentences", "Hard texts"]
     assert verdict(alone)[0].split(";")[0] == said[1].split(";")[0]
-    assert [len(sample["voices"]) for sample in result["samples"]] == [8]
-    pairs = [p for p in result["equal_speed"] if "SD" in p.values() and p["shared"]]
-    assert pairs and all(p["n"] == 2 and p["partial"] for p in pairs)
+    # by every method, one sentence
+    assert [len(of.samples) for of in result.comparisons] == [0, 1, 0]
+    assert len(part.samples[0].voices) == 8
     text, page = terminal_text(result, tmp_path), (tmp_path / "report.html").read_text()
-    assert "hard texts" in text and all(s in " ".join(text.split()) for s in said)
+    assert "Hard texts:" in text and all(s in " ".join(text.split()) for s in said)
     assert all(s in page for s in said) and 'id="hard-texts"' in page
+    assert 'id="2-of-the-sentences"' in page
     assert transcribed(tmp_path, tools(), **asked) == 0
 
 
@@ -247,28 +248,29 @@ def test_what_is_heard_of_tokens_does_not_depend_on_their_company(tmp_path):
             )
         found.append(records_of(tmp_path / name))
     assert found[0] == found[1] == found[2]
-    assert len({r["hypothesis"] for r in found[0]}) > 6
+    assert len({r.hypothesis for r in found[0]}) > 6
 
 
 def test_every_scorer_is_a_column(compared):
     """Mean over records, interval over utterances; what has no score is left out and said."""
     out, result = compared
     records = records_of(out)
-    for row in result["rows"]:
-        scores = [r["scores"]["loudness"] for r in records if r["method"] == row["method"]]
+    text = (out / "compare.txt").read_text()
+    for row in result.first.rows:
+        scores = [r.scores["loudness"] for r in records if r.method == row.method]
         known = [s for s in scores if s is not None]
-        found = row["scores"]["loudness"]
-        assert len(known) < len(scores) and found["records"] == len(known)
-        assert found["mean"] == pytest.approx(sum(known) / len(known))
-        text = (out / "compare.txt").read_text()
-        if found["n"] < FEWEST_UTTERANCES:
-            assert found["ci"] is None
+        score = row.scores["loudness"]
+        assert len(known) < len(scores) and score.records == len(known)
+        assert score.mean.value == pytest.approx(sum(known) / len(known))
+        if score.utterances < FEWEST_UTTERANCES:
+            assert score.mean.ends is None
         else:
-            assert found["ci"][0] < found["mean"] < found["ci"][1]
-            assert f"{found['mean']:.3f}  {found['ci'][0]:.3f}–{found['ci'][1]:.3f}" in text
-        assert f"{row['method']} {len(scores) - len(known)}" in text  # not scored
-    assert any(row["scores"]["loudness"]["ci"] for row in result["rows"])
-    assert result["scorers"] == {"loudness": {"kind": "similarity", "setting": "loudness"}}
+            low, high = score.mean.ends
+            assert low < score.mean.value < high
+            assert f"{score.mean.value:.3f}  {low:.3f}–{high:.3f}" in text
+        assert f"{row.method} {len(scores) - len(known)}" in text  # not scored
+    assert any(row.scores["loudness"].mean.ends for row in result.first.rows)
+    assert result.scorers == {"loudness": ScorerInfo("similarity", "loudness")}
     assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
 
@@ -303,10 +305,10 @@ def test_what_makes_new_records(tmp_path, change, settings, all_again):
     spoken(tmp_path, methods=["car-1"], seeds=[0, 1])
     tools = tiny_tools()
     tools = replace(tools, **change(tools))
-    (row,) = spoken(tmp_path, tools, methods=["car-1"], seeds=[0, 1], **settings)["rows"]
+    (row,) = spoken(tmp_path, tools, methods=["car-1"], seeds=[0, 1], **settings).first.rows
     # all twelve, less empty ones
     assert (10 <= tools.recognizer.calls <= 12) if all_again else tools.recognizer.calls == 0
-    assert len(records_of(tmp_path)) == 12 and set(row["scores"]) == set(tools.scorers)
+    assert len(records_of(tmp_path)) == 12 and set(row.scores) == set(tools.scorers)
 
 
 def test_a_recogniser_of_the_same_folder_name_transcribes_anew(tmp_path):
@@ -319,9 +321,9 @@ def test_a_recogniser_of_the_same_folder_name_transcribes_anew(tmp_path):
         tools = replace(tiny_tools(count=2), recognizer=load_recognizer(f"ctc:{folder}"))
         result = spoken(tmp_path / "out", tools, methods=["car-1"])
         records = records_of(tmp_path / "out")
-        assert {r["recognizer"] for r in records} == {result["recognizer"]}
-        names.append(result["recognizer"])
-        texts.append([r["hypothesis"] for r in records])
+        assert {r.recognizer for r in records} == {result.recognizer}
+        names.append(result.recognizer)
+        texts.append([r.hypothesis for r in records])
     assert names[0] == names[2] != names[1] and texts[0] == texts[2] != texts[1]
     assert all(name.startswith("ctc:final@") for name in names)
     shards = list((tmp_path / "out" / "records").iterdir())
@@ -332,9 +334,10 @@ def test_a_recogniser_of_the_same_folder_name_transcribes_anew(tmp_path):
 def test_one_utterance_gives_neither_intervals_nor_tests(tmp_path):
     tools = tiny_tools(count=1)
     result = spoken(tmp_path, tools, methods=["far", "car-1", "car-3"], report=True)
-    for row in result["rows"]:
-        assert row["wer_ci"] is row["p_vs_far"] is row["detectable_vs_far"] is None
-    assert result["power"] is None
+    for row in result.first.rows:
+        assert row.wer.ends is None
+        assert all(test.p_value is test.detectable is None for test in row.tests.values())
+    assert result.first.power is None
     text = (tmp_path / "compare.txt").read_text()
     assert "95 % CI" not in text and "Detectable difference" not in text
 
@@ -346,73 +349,58 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
     assert all(s.stat().st_size for s in shards)
     assert records_of(tmp_path) == records_of(compared[0])
 
-    def timeless(result: dict) -> list[dict]:
-        untimed = ("lm_rtf", "rtf", "lm_ms_per_token", "policy_share", "timed_n")
-        return [
-            {k: v for k, v in r.items() if k not in untimed and "speedup" not in k}
-            for r in result["rows"]
-        ]
+    def timeless(folder: Path) -> list[Row]:
+        return [replace(row, speed=None, speedups={}) for row in read_result(folder).first.rows]
 
-    two, one = (
-        json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0])
-    )
-    assert timeless(two) == timeless(one)
-    assert two["equal_speed"] == [p for p in one["equal_speed"] if p["axis"] == "tokens_per_pass"]
+    assert timeless(tmp_path) == timeless(compared[0])
+    two, one = (read_result(folder).first.pairs for folder in (tmp_path, compared[0]))
+    assert two == [pair for pair in one if pair.axis == "tokens_per_pass"]
 
 
 def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):
     tools = tiny_tools(count=5)
-    entries = make_methods(["car-2"], tools.models, SHORT)
-    job = Job("car-2", 0, (0, 1, 2, 3, 4), 0)
+    (entry,) = make_methods(["car-2"], tools.models, SHORT)
+    job = Job(entry, 0, 0, tools.items, 0)
 
-    def made(folder: Path, together: int, done: list[dict] | None = None) -> list[dict]:
+    def made(folder: Path, together: int, done: Sequence[Record] = ()) -> list[Record]:
         store = RecordStore(folder)
-        store.open()
-        maker = Maker(tools, tools.items, entries, [0], (), tmp_path, store, done or ())
+        store.lines.open()
+        store.records = {(record.fingerprint, record.seed): record for record in done}
+        maker = Maker(tools, tmp_path, store)
         assert maker.together == 1  # on a CPU
         maker.together = together
         maker.run(job, lambda count: None)
-        return [
-            {k: v for k, v in record.items() if k != "seconds"} for record in maker.done.values()
-        ]
+        return [replace(record, seconds={}) for record in store.records.values()]
 
     alone = made(tmp_path / "alone", 1)
-    assert len(alone) == 5 and any(record["hypothesis"] for record in alone)
+    assert len(alone) == 5 and any(record.hypothesis for record in alone)
     assert made(tmp_path / "together", 2) == alone
     before = tools.recognizer.calls
-    assert (
-        made(tmp_path / "again", 2, [r | {"seconds": {}} for r in alone if r["id"] != "utt<1>"])[-1]
-        == alone[1]
-    )
+    again = made(tmp_path / "again", 2, [r for r in alone if r.id != "utt<1>"])
+    assert again[-1] == alone[1]
     # its whole batch, nothing else
-    assert tools.recognizer.calls == before + sum(bool(r["duration"]) for r in alone[:2])
+    assert tools.recognizer.calls == before + sum(bool(r.duration) for r in alone[:2])
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, job, progress: None)
+    monkeypatch.setattr("eval.compare.maker.Maker.run", lambda self, job, progress: None)
     with pytest.raises(DataError, match="recording, seed 0, utt<0>"):
         run(tiny_config(tmp_path), tiny_tools())
 
 
 def test_verifying_methods_carry_their_accounting(tmp_path):
     result = spoken(tmp_path, methods=["car-2", "sd", "ssd-{0,0.4}"])
-    rows = {r["method"]: r for r in result["rows"]}
+    rows = {row.method: row for row in result.first.rows}
     assert list(rows) == ["car-2", "sd", "ssd-0", "ssd-0.4"]
     tools = tiny_tools()
-    direct = decode(
-        tools.models.decoder,
-        tools.items,
-        SpeculativeDecoding(drafter=HeadDrafter(3)),
-        SHORT,
-        seed=0,
-    )
+    sd = SpeculativeDecoding(drafter=HeadDrafter(3))
+    direct = decode(tools.models.decoder, tools.items, sd, SHORT, seed=0)
     accepted, proposed = sum(sum(r.accepted) for r in direct), sum(sum(r.proposed) for r in direct)
-    assert 0 < accepted < proposed and rows["sd"]["accepted"] == accepted / proposed
-    assert (
-        rows["sd"]["accepted_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
-    )
-    assert rows["ssd-0"]["p_vs_sd"] == 1.0  # the same tokens
-    assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
+    assert 0 < accepted < proposed
+    assert rows["sd"].acceptance.share.value == accepted / proposed
+    assert rows["sd"].acceptance.by_position[1].position == 2 and rows["sd"].draft_passes == 0
+    assert rows["ssd-0"].tests["sd"].p_value == 1.0  # the same tokens
+    assert "sd" not in rows["sd"].tests and "sd" not in rows["car-2"].tests
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
 
 

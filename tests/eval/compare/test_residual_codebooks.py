@@ -61,7 +61,7 @@ def world(request, tmp_path) -> Path:
 
 
 def test_from_recordings_to_a_table(world, monkeypatch):
-    monkeypatch.setattr(compare, "load_recognizer", lambda name, device: Judge())
+    monkeypatch.setattr("eval.compare.tools.load_recognizer", lambda name, device: Judge())
     spec = f"residual:{world / 'residual'}"
     settings = dict(
         data=world / "prepared",
@@ -79,9 +79,9 @@ def test_from_recordings_to_a_table(world, monkeypatch):
         device="cpu",
     )
     result = compare.run(compare.load_config(compare.CompareConfig, arguments(settings)))
-    rows = {row["method"]: row for row in result["rows"]}
+    rows = {row.method: row for row in result.first.rows}
     assert {"car-1", "car-3", "recording", RESYNTHESIS} <= set(rows)
-    assert all(rows[name]["rtf"] > 0 for name in ("car-1", "car-3"))
+    assert all(rows[name].speed.rtf > 0 for name in ("car-1", "car-3"))
 
 
 def test_waveforms_of_a_batch_have_whole_tokens_and_equal_single_ones(world):

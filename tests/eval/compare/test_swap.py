@@ -1,7 +1,6 @@
 """The swap test: what is drawn in the place of a token, and the analysis end to end on a tiny
 decoder."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +13,9 @@ from tiny_verifiers import FALSE_ALARM
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, utterance_keys
-from eval.compare.swap import SwapConfig, own_groups, run, swap, table
-from eval.results.store import Tools, by_method, read_jsonl
+from eval.compare.swap import SwapConfig, SwapResult, own_groups, run, swap, table
+from eval.compare.tools import Tools
+from eval.results.types import from_json, read_records
 from eval.scorers.load import Scorer
 from eval.verifiers.pcg import code_vectors
 
@@ -60,40 +60,40 @@ def tools_of(config: SwapConfig, judge: LevelJudge | None = None) -> Tools:
 def test_analysis_end_to_end_and_resumed(config, tmp_path):
     judge = LevelJudge()
     result = run(config, tools_of(config, judge))
-    plain, alone, together = result["rows"]
-    assert [row["method"] for row in result["rows"]] == ["car-1", "pcg-1", "pcg--0.2"]
-    assert plain["tokens_per_pass"] <= 1 and "swap" not in plain
+    plain, alone, together = result.rows
+    assert [row.method for row in result.rows] == ["car-1", "pcg-1", "pcg--0.2"]
+    assert plain.tokens_per_pass <= 1 and plain.swap is None
     # nothing is like another code: the same speech
-    assert (alone["group_size"], alone["swapped"]) == (1, 0)
-    assert alone["swap"]["wer_change"] == alone["swap"]["similarity_change"] == 0
-    assert together["group_size"] > 2 and together["swapped"] > 0.5
-    assert together["swap"]["similarity_change"] != 0
-    assert together["tokens_per_pass"] > alone["tokens_per_pass"] > 1
-    assert json.loads((tmp_path / "out" / "swap.json").read_text())["n"] == 6
+    assert (alone.group_size, alone.swapped) == (1, 0)
+    assert alone.swap.wer_change.difference == alone.swap.similarity_change == 0
+    assert together.group_size > 2 and together.swapped > 0.5
+    assert together.swap.similarity_change != 0
+    assert together.tokens_per_pass > alone.tokens_per_pass > 1
+    assert from_json(SwapResult, (tmp_path / "out" / "swap.json").read_text()) == result
     assert "pcg--0.2" in table(result) and "swapped:" in table(result)
     assert load_config(SwapConfig, ["--config", str(tmp_path / "out" / "swap.yaml")]) == config
 
-    records = by_method(read_jsonl(tmp_path / "out" / "records.jsonl"))
-    models = tiny_tools().models
-    groups = own_groups(code_vectors(models.decoder), -0.2)
-    for said, other in zip(records["car-1"], records["pcg--0.2 swapped"], strict=True):
-        assert (said["id"], said["seed"]) == (other["id"], other["seed"])
-        (key,) = utterance_keys(said["seed"], [said["id"]])
-        assert other["tokens"] == swap(said["tokens"], groups, key)
-    changes = [
-        b["scores"]["loudness"] - a["scores"]["loudness"]
-        for a, b in zip(records["car-1"], records["pcg--0.2 swapped"], strict=True)
-        if None not in (a["scores"]["loudness"], b["scores"]["loudness"])
-    ]
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    plain_records, swapped_records = (
+        [r for r in records if r.method == name] for name in ("car-1", "pcg--0.2 swapped")
+    )
+    groups = own_groups(code_vectors(tiny_tools().models.decoder), -0.2)
+    both = list(zip(plain_records, swapped_records, strict=True))
+    for record, other in both:
+        assert (record.id, record.seed) == (other.id, other.seed)
+        (key,) = utterance_keys(record.seed, [record.id])
+        assert other.tokens == swap(record.tokens, groups, key)
+    scores = [(a.scores["loudness"], b.scores["loudness"]) for a, b in both]
+    changes = [b - a for a, b in scores if None not in (a, b)]
     assert 0 < len(changes) < 12  # where one has no similarity, there is no change
-    assert together["swap"]["similarity_change"] == pytest.approx(np.mean(changes))
+    assert together.swap.similarity_change == pytest.approx(np.mean(changes))
 
     asked = judge.calls
-    assert run(config, tools_of(config, judge))["rows"] == result["rows"] and judge.calls == asked
+    assert run(config, tools_of(config, judge)).rows == result.rows and judge.calls == asked
 
 
 def test_wrong_settings(config):
     with pytest.raises(ConfigError, match="seeds .*theta_mel"):
         replace(config, theta=[])
-    with pytest.raises(ConfigError, match="'pcg-mel-0.9' .*`dcar fit-verifiers`"):
+    with pytest.raises(ConfigError, match="'pcg-mel-0.9': .*`dcar fit-verifiers`"):
         run(replace(config, theta_mel=[0.9]), tools_of(config))

@@ -1,6 +1,5 @@
 """Own samplings, replicates by prompts and `dcar tune`, end to end on a random tiny decoder."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +31,7 @@ from eval.compare.run import run
 from eval.compare.tools import Tools
 from eval.compare.tune import TuneConfig, main, table, tune
 from eval.compare.tuned import load_tuned
-from eval.results.types import RECORDING, RESYNTHESIS
+from eval.results.types import RECORDING, RESYNTHESIS, read_result
 
 WARM = replace(SHORT, temperature=0.9)
 
@@ -77,15 +76,14 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
     for name, temperature in (("car-2", 0.9), ("car-2@t0.5", 0.5), ("car-2@t0", 0.0)):
         sampling = SamplingConfig(temperature, max_tokens=20, max_tokens_per_text_unit=4)
         direct = decode(tools.models.decoder, prompts, FixedChunk(2), sampling, seed=0)
-        mine = [r for r in records_of(tmp_path) if r["method"] == name]
-        assert {r["id"]: r["tokens"] for r in mine} == {r.utterance_id: r.tokens for r in direct}
-        prints[name] = {r["fingerprint"] for r in mine}
+        mine = [r for r in records_of(tmp_path) if r.method == name]
+        assert {r.id: r.tokens for r in mine} == {r.utterance_id: r.tokens for r in direct}
+        prints[name] = {r.fingerprint for r in mine}
     assert sum(map(len, prints.values())) == len(set().union(*prints.values())) == 3 * 6
-    rows = {r["method"]: r for r in result["rows"]}
-    assert [rows[m]["temperature"] for m in prints] == [0.9, 0.5, 0.0]
-    assert rows["car-2@t0.5"]["family"] == "CAR-k (T 0.5)"
-    assert result["methods"]["car-2@t0"]["sampling"].startswith("temperature 0,")
-    assert "sampling" not in result["methods"]["car-2"]
+    rows = {row.method: row for row in result.first.rows}
+    assert [rows[m].sampling.temperature for m in prints] == [0.9, 0.5, 0.0]
+    assert rows["car-2@t0.5"].family.label == "CAR-k (T 0.5)"
+    assert result.methods["car-2@t0"] == result.methods["car-2"]
     assert (tmp_path / "compare.txt").read_text().split()[:2] == ["method", "T"]
 
 
@@ -99,20 +97,16 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     )
     result = spoken(tmp_path, replicated(), prompt_seeds=[0, 7], **asked)
     records = records_of(tmp_path)
-    counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
+    counted = Counter((r.method, r.seed, r.prompt_seed) for r in records)
     assert counted == {
-        (RECORDING, 0, None): 6,
-        (RESYNTHESIS, 0, None): 6,
-        **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)},
+        (RECORDING, 0, 0): 6,
+        (RESYNTHESIS, 0, 0): 6,
+        **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (0, 7)},
     }
-    said = {
-        (r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"]
-        for r in records
-        if r["method"] == "car-2@t0"
-    }
+    said = {(r.seed, r.prompt_seed, r.id): r.tokens for r in records if r.method == "car-2@t0"}
     ids = [i.utterance_id for i in tiny_items()]
-    assert all(said[0, p, i] == said[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
-    assert any(said[0, None, i] != said[0, 7, i] for i in ids)  # prompts are not
+    assert all(said[0, p, i] == said[1, p, i] for p in (0, 7) for i in ids)  # seeds are one
+    assert any(said[0, 0, i] != said[0, 7, i] for i in ids)  # prompts are not
     direct = decode(
         tiny_tools().models.decoder,
         other_voices(),
@@ -120,10 +114,10 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
         SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4),
     )
     assert {r.utterance_id: r.tokens for r in direct} == {i: said[0, 7, i] for i in ids}
-    row = next(r for r in result["rows"] if r["method"] == "car-2@t0")
+    row = next(row for row in result.first.rows if row.method == "car-2@t0")
     # intervals: 6 utterances, not 24
-    assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)
-    assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
+    assert (row.n, row.seeds, row.prompts, row.records) == (6, 2, 2, 24)
+    assert row.variety.distance.value > 0 and result.prompt_seeds == [0, 7]
     assert "prompts of seeds 0, 7" in (tmp_path / "compare.txt").read_text()
     assert "<h2>Variety</h2>" in (tmp_path / "report.html").read_text()
     assert transcribed(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
@@ -132,11 +126,11 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
 
 def test_replicates_of_an_utterance_stay_together(tmp_path):
     """Repeating every utterance with the same outcome must not narrow an interval."""
-    (one,) = spoken(tmp_path, methods=["car-2@t0"])["rows"]
+    (one,) = spoken(tmp_path, methods=["car-2@t0"]).first.rows
     # the first prompts alone
-    (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2])["rows"]
-    assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
-    assert three["variety"] == 0 and three["variety_ci"] == [0, 0]
+    (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2]).first.rows
+    assert three.records == 18 and three.wer.ends == one.wer.ends
+    assert three.variety.distance.value == 0 and three.variety.distance.ends == [0, 0]
     assert "Identical in all renderings" in (tmp_path / "compare.txt").read_text()
 
 
@@ -166,10 +160,10 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
             raise DataError("far enough")
         return []
 
-    monkeypatch.setattr("eval.compare.run.load_models", lambda *a, **o: Models(tiny_decoder()))
-    monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
-    monkeypatch.setattr("eval.compare.run.split_for", lambda *a: Split.of(tiny_split("test", 3)))
-    monkeypatch.setattr("eval.compare.run.make_prompts", spy)
+    monkeypatch.setattr("eval.compare.tools.load_models", lambda *a, **o: Models(tiny_decoder()))
+    monkeypatch.setattr("eval.compare.tools.prepared_info", lambda path: {})
+    monkeypatch.setattr("eval.compare.tools.split_for", lambda *a: Split.of(tiny_split("test", 3)))
+    monkeypatch.setattr("eval.compare.tools.make_prompts", spy)
     with pytest.raises(DataError, match="far enough"):
         run(tiny_config(tmp_path, prompt_seeds=[5, 2]))
     assert asked == [5, 2]
@@ -183,35 +177,26 @@ def tuned(tmp_path_factory):
 
 def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
     out, found = tuned
-    assert found == json.loads((out / "tuned.json").read_text())
-    assert list(found["methods"]) == ["car-1", "car-2", "car-3", "car-4", "dcar"]
-    rows = {r["method"]: r for r in json.loads((out / "compare.json").read_text())["rows"]}
+    assert load_tuned(out / "tuned.json").search == found
+    assert list(found.methods) == ["car-1", "car-2", "car-3", "car-4", "dcar"]
+    rows = {row.method: row for row in read_result(out).first.rows}
     decoder = tiny_tools().models.decoder.checksum()
-    for method, of in found["methods"].items():
-        assert [p["name"] for p in of["grid"]] == ["t0", "t0.5", "t1", "t1-k2"]
-        assert [(p["temperature"], p["top_k"]) for p in of["grid"]] == [
-            (0, 5),
-            (0.5, 5),
-            (1, 5),
-            (1, 2),
+    for method, of in found.methods.items():
+        assert [(p.name, p.temperature, p.top_k) for p in of.grid] == [
+            ("t0", 0, 5),
+            ("t0.5", 0.5, 5),
+            ("t1", 1, 5),
+            ("t1-k2", 1, 2),
         ]
-        assert all(p["wer"] == rows[f"{method}@{p['name']}"]["wer"] for p in of["grid"])
-        best = next(p for p in of["grid"] if p["name"] == of["best"])
-        assert (
-            of["wer"] == best["wer"] == min(p["wer"] for p in of["grid"])
-            and best["difference_to_best"] == 0
-        )
-        assert of["sampling"] == {k: best[k] for k in ("temperature", "top_k", "top_p")}
-        assert of["best"] in of["not_worse"] and of["identity"]["decoder"] == decoder
-        assert all(
-            p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1]
-            for p in of["grid"]
-        )
-    assert (
-        "policy" in found["methods"]["dcar"]["identity"]
-        and "sampling" not in found["methods"]["dcar"]["identity"]
-    )
-    assert (found["common"]["top_k"], found["seeds"], found["prompt_seeds"]) == (5, [0], [0, 7])
+        assert all(p.wer == rows[f"{method}@{p.name}"].wer for p in of.grid)
+        assert of.point.wer.value == min(p.wer.value for p in of.grid)
+        assert of.point.difference == 0 and of.point.not_worse
+        assert of.identity["decoder"] == decoder
+        for point in of.grid:
+            low, high = point.wer.ends
+            assert point.variety.distance is not None and low <= point.wer.value <= high
+    assert "policy" in found.methods["dcar"].identity
+    assert (found.common.top_k, found.seeds, found.prompt_seeds) == (5, [0], [0, 7])
     text = table(found)
     assert text.count("*") == 5 + 1 and "t1-k2" in text.splitlines()[0]
     assert load_config(TuneConfig, ["--config", str(out / "tune.yaml")]).samplings == [
@@ -225,30 +210,25 @@ def test_a_grown_grid_speaks_what_is_missing(tmp_path):
     judge = LevelJudge()
     whole = tune(tiny_tune(tmp_path), tiny_tools(judge))
     asked = judge.calls
-    assert (
-        tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"]
-        and judge.calls == asked
-    )
+    assert tune(tiny_tune(tmp_path), tiny_tools(judge)).methods == whole.methods
     for shard in (tmp_path / "records").glob("*.jsonl"):  # as another normaliser scored them
         other = re.sub(
-            r'"normalizer": "[^"]+", "words": \[\d+',
-            '"normalizer": "x", "words": [7',
+            r'"normalizer":"[^"]+","words":{"substitutions":\d+',
+            '"normalizer":"x","words":{"substitutions":7',
             shard.read_text(),
         )
         assert other.count('"x"') and shard.write_text(other)
-    assert (
-        tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"]
-        and judge.calls == asked
-    )
+    assert tune(tiny_tune(tmp_path), tiny_tools(judge)).methods == whole.methods
+    assert judge.calls == asked
     more = tune(tiny_tune(tmp_path, samplings=["t{0,0.5,0.7,1}", "t1-k2"]), tiny_tools(judge))
-    assert 0 < judge.calls - asked <= 2 * 6 and len(more["methods"]["car-1"]["grid"]) == 5
+    assert 0 < judge.calls - asked <= 2 * 6 and len(more.methods["car-1"].grid) == 5
 
 
 def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(LevelJudge, "transcribe", lambda self, waves, rate: ["ash"] * len(waves))
     found = tune(tiny_tune(tmp_path, samplings=["t{0.5,1,0}"]), tiny_tools())
-    assert {of["best"] for of in found["methods"].values()} == {"t1"}
-    assert all(of["not_worse"] == ["t0.5", "t1", "t0"] for of in found["methods"].values())
+    assert {of.best for of in found.methods.values()} == {"t1"}
+    assert all(point.not_worse for of in found.methods.values() for point in of.grid)
 
 
 @pytest.mark.parametrize(
@@ -287,19 +267,19 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
         sampling=WARM,
         report=True,
     )
-    rows = {r["method"]: r for r in result["rows"]}
+    rows = {row.method: row for row in result.first.rows}
     assert list(rows) == "far car-1 car-1@tuned car-3 car-3@tuned car-3@t0 dcar dcar@tuned".split()
     for method in ("car-1", "car-3", "dcar"):
-        best = found["methods"][method]["sampling"]
-        assert {k: rows[f"{method}@tuned"][k] for k in best} == best
-        assert rows[method]["temperature"] == 0.9
-    assert rows["dcar@tuned"]["best_car"] in ("car-1@tuned", "car-3@tuned")
-    about = result["tuned"]
+        best, own = found.methods[method].point, rows[f"{method}@tuned"].sampling
+        assert (own.temperature, own.top_k, own.top_p) == (best.temperature, best.top_k, best.top_p)
+        assert rows[method].sampling.temperature == 0.9
+    assert rows["dcar@tuned"].tests["best_car"].baseline in ("car-1@tuned", "car-3@tuned")
+    about = result.tuned
     assert about["missing"] == ["far"] and about["split"] == "dev" and not about["same_split"]
     assert "only: far." in (tmp_path / "compare.txt").read_text()
     assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
     same = spoken(tmp_path, methods=["car-1"], tuned=str(source / "tuned.json"), split="dev")
-    assert same["tuned"]["same_split"]
+    assert same.tuned["same_split"]
 
 
 def test_tuned_of_other_models_is_refused(tuned, tmp_path):
@@ -320,23 +300,8 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
 
-ABOUT = {
-    "format_version": 1,
-    "split": "dev",
-    "utterances": 3,
-    "seeds": [0],
-    "prompt_seeds": [0],
-    "recognizer": "moonshine",
-}
-
-
 @pytest.mark.parametrize(
-    "content",
-    [
-        "nonsense",
-        '{"format_version": 0}',
-        json.dumps({**ABOUT, "format_version": 2, "methods": {}}),
-    ],
+    "content", ["nonsense", '{"format_version": 1}', '{"format_version": 2, "methods": {}}']
 )
 def test_broken_tuned_files_are_named(tmp_path, content):
     with pytest.raises(DataError, match="tuned.json.*dcar tune"):

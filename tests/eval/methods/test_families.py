@@ -1,9 +1,9 @@
 """Which rows of a comparison are one method at several settings, and what a reader calls them."""
 
 import pytest
-from eval.methods.kinds import KINDS
 
 from dcar.methods import MethodSpec, read_methods
+from dcar.methods.find import every_method
 from eval.methods.families import family_of, group_families, setting_text, short_name
 
 
@@ -32,10 +32,10 @@ def test_family_and_setting_of_a_method(name, label, setting):
     assert (family_of(mapping).label, setting_text(mapping)) == (label, setting)
 
 
-def test_a_method_of_another_package_needs_no_import():
-    mapping = {"method": "new.Thing", "nats": 0.5, "length": 4, "temperature": 0.0}
-    assert family_of(mapping).label == "new.Thing (4 drafted, T 0)"
-    assert setting_text(mapping) == "0.5"
+def test_a_method_that_no_name_lists_is_its_own_family():
+    """As the entries that the analysis of swapped tokens adds to a comparison."""
+    mapping = {"method": "pcg-0.4 swapped"}
+    assert (family_of(mapping).label, setting_text(mapping)) == ("pcg-0.4 swapped", "")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_method_of_another_package_needs_no_import():
     ],
 )
 def test_names_in_sentences_are_short(name, short):
-    assert short_name(name) == short
+    assert short_name(name, MethodSpec.parse(name).to_mapping()) == short
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,15 @@ def test_names_in_sentences_are_short(name, short):
     ],
 )
 def test_families_are_in_order(names, families):
-    rows = [
-        {"method": str(spec), "settings": spec.to_mapping(), "kind": "method"}
-        for spec in read_methods(names)
-    ]
-    grouped = group_families([*rows, {"method": "recording", "kind": "reference"}])
+    rows = [(str(spec), spec.to_mapping()) for spec in read_methods(names)]
+    grouped = group_families([*rows, ("recording", None)], lambda row: row[1])
     assert {
-        family.label: [row["method"] for row in members] for family, members in grouped.items()
+        family.label: [name for name, _ in members] for family, members in grouped.items()
     } == families
     assert [family.label for family in grouped] == list(families)
 
 
 def test_methods_are_told_apart():
-    for prefix, kind in KINDS.items():
-        assert prefix == kind.prefix == MethodSpec.parse(kind.example).method
+    styles = [cls.style for cls in every_method().values()]
     for of in ("label", "color", "marker"):
-        assert len({getattr(kind.style, of) for kind in KINDS.values()}) == len(KINDS)
+        assert len({getattr(style, of) for style in styles}) == len(styles)

@@ -1,6 +1,5 @@
 """Chunk rules, verifiers and scorers of another package, by their dotted path."""
 
-import hashlib
 import sys
 
 import numpy as np
@@ -10,8 +9,9 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError
-from dcar.methods import MethodSpec, Models, make_methods
+from dcar.methods import Models, make_methods
 from dcar.sampling import SamplingConfig
+from dcar.sources.code import code_digest
 from eval.compare.config import CompareConfig
 from eval.compare.run import run
 from eval.methods.families import family_of, setting_text
@@ -19,31 +19,36 @@ from eval.scorers.load import load_scorers
 
 CODE = """
 import torch
-from dcar import ChunkRule, Decision
+from dcar import ChunkRule, Decision, decoding_method
+from dcar.decoding.declare import Style
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.sd import of, residual
+from plugged.limits import LONGEST
 
+@decoding_method(style=Style("calm", "#123456", "s"))
 class Calm(ChunkRule):
+    nats: float = 2.0
     after_draw = True
-    longest = 4
-    def __init__(self, nats=2.0):
-        self.nats = nats
+    longest = LONGEST
     def choose(self, state, features):
         likely = features[:, 0, :, 0] >= -self.nats
         return Decision(1 + likely[:, 1:].cumprod(-1).sum(-1))
 
-class Sizes(Calm):
-    def __init__(self, temperature, *nats, name=None):
-        self.nats, self.temperature, self.others = nats[0], temperature, nats[1:]
-
+@decoding_method()
 class AtLeast(ChainVerifier):
-    def __init__(self, name, drafter, threshold):
-        super().__init__(name, drafter)
-        self.threshold = threshold
+    threshold: float
     def accept(self, q, p, tokens, eos, uniform):
         return of(q, tokens) >= self.threshold
     def replacement(self, q, p, tokens, eos):
         return residual(q, p)
+
+class Hidden(ChunkRule):
+    def __init__(self, nats):
+        self.nats = nats
+
+@decoding_method()
+class Warm(ChunkRule):
+    temperature: float = 1.0
 
 class Loudness:
     name = "loudness"
@@ -52,6 +57,7 @@ class Loudness:
 
 nothing = 3
 """
+LIMITS = "LONGEST = 4\n"
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +66,7 @@ def package(tmp_path, monkeypatch):
     (tmp_path / "plugged").mkdir()
     (tmp_path / "plugged" / "__init__.py").touch()
     (tmp_path / "plugged" / "rules.py").write_text(CODE)
+    (tmp_path / "plugged" / "limits.py").write_text(LIMITS)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     for name in [n for n in sys.modules if n.partition(".")[0] == "plugged"]:
@@ -86,8 +93,8 @@ def test_a_comparison_runs_them(tmp_path):
         ),
         tools,
     )
-    assert [r["method"] for r in result["rows"] if r["kind"] == "method"] == ["car-1", *NAMES[:3]]
-    assert result["methods"]["plugged.rules.Calm-1.5"]["class"].startswith("plugged.rules.Calm ")
+    assert [row.method for row in result.first.spoken] == ["car-1", *NAMES[:3]]
+    assert {row.family.label for row in result.first.spoken} >= {"calm", "calm (T 0.4)"}
     assert (
         "plugged.rules.Calm-1.5" in (tmp_path / "out" / "compare.txt").read_text()
         and (tmp_path / "out" / "report.html").exists()
@@ -106,16 +113,16 @@ def test_names_paths_and_numbers(prompts):
     assert calm.nats == 1.5 and default.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     assert [family_of(e.settings).label for e in entries] == [
-        "plugged.rules.Calm",
-        "plugged.rules.Calm (T 0.4)",
+        "calm",
+        "calm (T 0.4)",
         "plugged.rules.AtLeast",
         "plugged.rules.AtLeast (2 drafted)",
-        "plugged.rules.Calm",
+        "calm",
     ]
     assert [setting_text(e.settings) for e in entries] == ["1.5", "1.5", "0.1", "0.1", ""]
 
 
-def test_a_mapping_names_the_arguments_of_the_constructor():
+def test_a_mapping_names_the_fields():
     mappings = [
         {"method": "plugged.rules.Calm", "nats": 1.5},
         {"method": "plugged.rules.Calm", "nats": 3},
@@ -129,11 +136,7 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
         "plugged.rules.Calm-1.5@t0.4",
         "plugged.rules.AtLeast-0.1:2",
     ]
-    assert [type(e.method.nats) for e in entries[:2]] == [float, int]
-    (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
-    rule = several.method
-    assert (rule.temperature, rule.nats, rule.others, rule.name) == (3, 4, (5.0,), several.name)
-    assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
+    assert [type(e.method.nats) for e in entries[:2]] == [float, float]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,8 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
         ({"method": "plugged.rules.Calm", "nats": "much"}, "nats .*'much'"),
         ({"method": "calmer"}, "car-3, .*package.module.Class"),
         ("calmer", "car-3, .*package.module.Class"),
+        ("plugged.rules.Hidden-2", "Hidden.*constructor.*decoding_method"),
+        ("plugged.rules.Warm", "Warm: field temperature: .*taken"),
     ],
 )
 def test_what_is_no_method_is_refused(name, message):
@@ -157,17 +162,29 @@ def test_what_is_no_method_is_refused(name, message):
         make_methods([name], Models(tiny_decoder()))
 
 
-def test_records_of_another_version_of_the_code_are_not_the_same(tmp_path):
-    models = Models(tiny_decoder())
-    before = make_methods(["plugged.rules.Calm-1.5"], models)[0].identity
-    (tmp_path / "plugged" / "rules.py").write_text(CODE + "# another\n")
-    assert make_methods(["plugged.rules.Calm-1.5"], models)[0].identity != before
+def test_results_of_another_version_of_the_code_are_not_used_again(tmp_path):
+    """Of the class, or of what it imports of the same package; a comment changes nothing."""
+    rules, limits = (tmp_path / "plugged" / name for name in ("rules.py", "limits.py"))
+
+    def digest(name: str = "plugged.rules.Calm-1.5") -> str:
+        return make_methods([name], Models(tiny_decoder()))[0].identity["code"]
+
+    first = digest()
+    rules.write_text(CODE.replace("after_draw = True", "after_draw = True  # reads them"))
+    assert digest() == first
+    limits.write_text("LONGEST = 3\n")
+    second = digest()
+    rules.write_text(CODE.replace(">= -self.nats", "> -self.nats"))
+    assert len({first, second, digest()}) == 3
+    shipped = digest("sd")
+    assert shipped == digest("sd") != digest("ssd-0.4")
 
 
 def test_scorers_by_path():
     wave = np.array([0.0, -0.5, 0.25], np.float32)
     (scorer,) = load_scorers(["plugged.rules.Loudness"]).values()
-    digest = hashlib.sha256(CODE.encode()).hexdigest()  # another version has its own scores
+    # another version has its own scores
+    digest = code_digest(sys.modules["plugged.rules"].Loudness)
     assert (scorer.name, scorer.kind) == (f"loudness@{digest[:8]}", "quality")
     assert scorer(wave, 16_000, np.zeros(3)) == 0.5
     with pytest.raises(ConfigError, match="import plugged.rules.Gone"):

@@ -2,18 +2,14 @@
 name."""
 
 import pytest
-from compare_worker import scored_policy, tiny_tools
-from eval.methods.kinds import KINDS
-from tiny_decoders import tiny_decoder
-from tiny_verifiers import tiny_statistics
+from compare_worker import tiny_tools
 
 from dcar.config import load_config, save_config
 from dcar.config.read import load_yaml
 from dcar.config.recipes import folder
 from dcar.errors import ConfigError
-from dcar.methods import BUILDERS, MethodSpec, Models, make_methods, read_methods
-from dcar.model.draft import build_draft
-from dcar.sampling import SamplingConfig
+from dcar.methods import MethodSpec, read_methods
+from dcar.methods.find import every_method
 from eval.compare.config import CompareConfig
 from eval.compare.run import run
 
@@ -170,43 +166,12 @@ def test_a_comparison_takes_mappings_in_yaml_and_on_the_command_line(tmp_path):
     by_mapping = run(CompareConfig(methods=config.methods, **settings), tools)
     records = (tmp_path / "out" / "records.jsonl").read_bytes()
     by_name = run(CompareConfig(methods=["car-1", "ssd-0.4:2"], **settings), tools)
-    assert (tmp_path / "out" / "records.jsonl").read_bytes() == records and by_name[
-        "rows"
-    ] == by_mapping["rows"]
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == records
+    assert by_name.first == by_mapping.first
 
 
-def test_every_kind_is_built_from_its_settings():
-    assert set(KINDS) == set(BUILDERS)
-    for kind in KINDS.values():
-        assert str(MethodSpec.parse(kind.example)) == kind.example
-
-
-def test_identities_are_those_of_before():
-    """Records of earlier versions are found by name, identity and sampling, whatever their keys
-    are set by."""
-    decoder = tiny_decoder()
-    models = Models(
-        decoder,
-        tiny_decoder(heads=1, seed=5),
-        {"": scored_policy(decoder)},
-        build_draft(decoder).eval(),
-        tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer),
-    )
-    own, draft = {"decoder": decoder.checksum()}, {"draft_model": models.draft.checksum()}
-    policy = {**own, "policy": models.policies[""].checksum()}
-    expected = {
-        "car-3": own,
-        "far": {"decoder": models.far_decoder.checksum()},
-        "ssd-0.4-eos@draft:2": {**own, "draft": "draft:2", "eos_strict": "False", **draft},
-        "ssd-1": {**own, "draft": "heads:3", "eos_strict": "True"},
-        "typical": {**own, "draft": "heads:3", "eos_strict": "True"},
-        "entropy-1": {**own, "threshold": "1.0"},
-        "entropy@3": {**own, "threshold": "2.5"},
-        "vadusa-1-chain": {**own, "tree": "0 0.0 0.0.0"},
-        "dcar": policy,
-        "dcar@n4@d1": {**policy, "dial": "1.0", "num_candidates": "4"},
-        "car-1@t1": {**own, "sampling": "temperature 1, top_k 7, top_p 1"},
-    }
-    entries = make_methods(list(expected), models, SamplingConfig(0.9, 7, max_tokens=20))
-    assert {e.name: e.identity for e in entries} == expected
-    assert repr(entries[-1].sampling.temperature) == "1.0"
+def test_every_method_is_written_as_its_example():
+    for name, cls in every_method().items():
+        spec = MethodSpec.parse(cls.example)
+        assert (str(spec), spec.method, spec.of) == (cls.example, name, cls)
+        assert spec.build().name == cls.example

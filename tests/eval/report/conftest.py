@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_worker import made_record, made_result
+from compare_worker import made_record, made_result, made_timing
 
 from dcar.methods import read_methods
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import by_utterance, make_rows
-from eval.results.types import RESYNTHESIS
+from eval.results.rows import counts_of, make_rows
+from eval.results.types import RESYNTHESIS, Result
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 NAMES = [
@@ -25,7 +25,7 @@ NAMES = [
 
 
 @pytest.fixture(scope="session")
-def comparison() -> dict:
+def comparison() -> Result:
     """Made-up records of every family: ten utterances, verifiers accept the first of two drafted
     tokens."""
     rng = np.random.default_rng(0)
@@ -46,26 +46,13 @@ def comparison() -> dict:
                     accepted=[1] * 10 * checks,
                 )
             )
-            timings.append(
-                {
-                    "method": name,
-                    "id": f"u{u}",
-                    "lm": 1 / (1 + 0.1 * m),
-                    "vocoder": 0.1,
-                    "policy": 0.0,
-                    "first_audio": 0.1,
-                    "audio": 1.0,
-                    "tokens": 20,
-                }
-            )
+            timings.append(made_timing(name, f"u{u}", 1 / (1 + 0.1 * m), vocoder=0.1, tokens=20))
     rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)
-    counts = {n: by_utterance([r for r in records if r["method"] == n]) for n in NAMES}
-    pairs = [
-        p
-        for axis in (speed_axis(rows), "tokens_per_pass")
-        for p in equal_speed(rows, counts, axis, 200)
-    ]
-    return made_result(rows, equal_speed=pairs)
+    spoken, counts = [row for row in rows if row.decodes], counts_of(records)
+    axes = (speed_axis(spoken), "tokens_per_pass")
+    return made_result(
+        rows, pairs=[p for axis in axes for p in equal_speed(spoken, counts, axis, 200)]
+    )
 
 
 class Strict(HTMLParser):

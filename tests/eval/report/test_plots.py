@@ -4,15 +4,17 @@ import itertools
 from colorsys import rgb_to_hsv
 
 import pytest
-from compare_worker import mapping_of
-from eval.methods.kinds import KINDS
+from compare_worker import made_row
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from dcar.decoding import PolicyChunk
+from dcar.methods.find import every_method
+from dcar.text.bootstrap import Interval
 from eval.methods.families import family_of
 from eval.report.plots import plot_errors
-from eval.results.types import RESYNTHESIS
+from eval.results.types import RESYNTHESIS, Row
 
 NAMES = (
     "dcar dcar@d0.5 dcar@n2 dcar@n4 dcar@n4@d0.5 dcar@n8 dcar@n16 dcar@t0.4 dcar@n4@t0.4".split()
@@ -33,16 +35,9 @@ def drawn(monkeypatch) -> list[dict]:
     return lines
 
 
-def row(name: str, place: int) -> dict:
-    return {
-        "method": name,
-        "settings": mapping_of(name),
-        "kind": "method",
-        "tokens_per_pass": 5 + 0.3 * place,
-        "wer": 0.1,
-        "n": 10,
-        "wer_ci": [0.09, 0.11],
-    }
+def row(name: str, place: int) -> Row:
+    wer = Interval(0.1, [0.09, 0.11], 0.005)
+    return made_row(name, wer=wer, tokens_per_pass=5 + 0.3 * place)
 
 
 def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
@@ -52,7 +47,7 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
     looks = [(line["color"], line["marker"], line["ls"]) for line in drawn]
     assert len(looks) == len(set(looks)) == 7  # families, each drawn once
     one, cold, two, four, cold_four, eight, sixteen = looks  # in the order of draws
-    assert one[:2] == cold[:2] == (KINDS["dcar"].style.color, "D") and one[2] != cold[2]
+    assert one[:2] == cold[:2] == (every_method()["dcar"].style.color, "D") and one[2] != cold[2]
     # another sampling: other dashes
     assert four[:2] == cold_four[:2] and four[2] == one[2] != cold_four[2]
     assert [look[1] for look in (two, four, eight, sixteen)] == [(n, 1, 0) for n in (2, 4, 8, 16)]
@@ -70,7 +65,7 @@ def test_a_floor_that_is_far_away_is_in_the_legend_alone(
     monkeypatch.setattr(
         Figure, "savefig", lambda self, path: figures.append(self) or save(self, path)
     )
-    reference = {"method": RESYNTHESIS, "kind": "reference", "wer": floor}
+    reference = made_row(RESYNTHESIS, floor)
     plot_errors(
         [row("dcar", 0), row("dcar@d0.5", 1), reference], "tokens_per_pass", tmp_path / "plot.png"
     )
@@ -83,13 +78,13 @@ def test_a_floor_that_is_far_away_is_in_the_legend_alone(
 
 
 def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
-    others = {(kind.style.color, kind.style.marker) for kind in KINDS.values()}
+    others = {(cls.style.color, cls.style.marker) for cls in every_method().values()}
     looks = [
         (style.color, style.marker)
         for style in (
             family_of({"method": kind, "num_candidates": n}).style
-            for kind in KINDS
-            if KINDS[kind].policies
+            for kind, cls in every_method().items()
+            if issubclass(cls, PolicyChunk)
             for n in range(2, 33)
         )
     ]

@@ -6,26 +6,44 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from compare_worker import mapping_of, spoken, tiny_tools
+from compare_worker import made_row, mapping_of, spoken, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
 from dcar.text.inventory import TEXT_VOCAB_SIZE
+from dcar.text.wer import WordErrors
 from dcar.tokens.alignment import PhonemeAligner
+from eval.methods.families import family_of
 from eval.report.blocks import Table
 from eval.report.listen import legend, marked, timeline
-from eval.report.page import FORMAT_VERSION, write_report
+from eval.report.page import write_report
 from eval.report.plots import PLOTS, draw_plots, read_log, series
 from eval.report.sections import matrix
 from eval.report.summary import best_sentence, terminal_text, unsteady_times, verdict
 from eval.report.table import column_groups, main_columns, rival_sentences
 from eval.results.pareto import difference
+from eval.results.stats import PairedTest
+from eval.results.types import (
+    FORMAT_VERSION,
+    Decoded,
+    Pair,
+    Result,
+    Row,
+    Sample,
+    Speed,
+    Speedup,
+    Voice,
+    read_result,
+    to_json,
+    write_result,
+)
 
 TEMPLATES = files("eval.report") / "templates"
 SCRIPT, STYLE = ((TEMPLATES / name).read_text() for name in ("script.js", "style.css"))
@@ -52,14 +70,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def result(folder) -> dict:
-    return json.loads((folder / "compare.json").read_text())
-
-
-def written(folder: Path, result: dict) -> str:
-    """The page of this comparison."""
-    (folder / "compare.json").write_text(json.dumps(result))
-    return write_report(folder).read_text()
+def result(folder) -> Result:
+    return read_result(folder)
 
 
 def test_report_is_one_file_that_opens(folder, result, parse):
@@ -77,8 +89,8 @@ def test_report_is_one_file_that_opens(folder, result, parse):
             assert rate == 24_000 and len(wave)
         elif mime != "text/csv":
             Image.open(io.BytesIO(raw)).verify()
-    voices = result["samples"][0]["voices"]
-    spoken = sum(bool(voice["emitted"] and voice["duration"]) for voice in voices)
+    voices = result.first.samples[0].voices
+    spoken = sum(bool(voice.decoded and voice.duration) for voice in voices)
     # the comparison twice, four training curves, the first sentence of each method
     assert kinds.count(("img", "image/png")) == 2 + 4 + spoken and spoken
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
@@ -90,13 +102,14 @@ def test_report_is_one_file_that_opens(folder, result, parse):
 
 
 def test_report_of_many_methods(comparison, parse, tmp_path):
-    (tmp_path / "compare.json").write_text(json.dumps(comparison))
-    assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
+    write_result(tmp_path / "compare.json", comparison)
+    rows = comparison.first.rows
+    assert [p.name for p in draw_plots(rows, tmp_path)] == list(PLOTS)
     page = parse(write_report(tmp_path, out=tmp_path / "sub" / "report.html"))
-    assert all(row["method"] in page.text for row in comparison["rows"])
+    assert all(row.method in page.text for row in rows)
     assert "passes-and-acceptance" in page.ids and "listen" not in page.ids
     assert sum(tag == "img" for tag, _ in page.sources) == 2
-    untimed = [{**r, "speedup_vs_far": None, "speedup_vs_car1": None} for r in comparison["rows"]]
+    untimed = [replace(row, speedups={}) for row in rows]
     assert [p.name for p in draw_plots(untimed, tmp_path)] == ["compare.png"]
 
 
@@ -110,19 +123,19 @@ def test_every_table_is_csv_too(folder, result):
     tables = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
     assert set(re.findall(r'download="([a-z0-9-]+)\.csv"', text)) == set(tables)
     assert text.count("<table") == len(tables) and "old" not in tables
-    rows, errors = result["rows"], tables["errors-and-speed"]
-    assert [line[0] for line in errors] == ["method", *(r["method"] for r in rows)]
-    assert errors[3][1] == f"{100 * rows[2]['wer']:.2f}"
+    rows, errors = result.first.rows, tables["errors-and-speed"]
+    assert [line[0] for line in errors] == ["method", *(row.method for row in rows)]
+    assert errors[3][1] == f"{100 * rows[2].wer.value:.2f}"
     assert Table("A table", ["a"], [["<1>"]]).csv == "a\n<1>\n"
 
 
 def test_columns_that_are_empty_everywhere_are_left_out(result):
-    titles = dict(column_groups(result["rows"]))
+    titles = dict(column_groups(result.first.rows))
     # no random sizes in this comparison
     assert "p random" not in [t for t, _ in titles["Significance"]]
     assert {"p FAR", "p bestCAR"} <= {t for t, _ in titles["Significance"]}
     shown = [t for columns in titles.values() for t, _ in columns]
-    assert set(shown) == {t for t, _ in main_columns(result["rows"])}
+    assert set(shown) == {t for t, _ in main_columns(result.first.rows)}
 
 
 def test_best_at_which_speed():
@@ -131,19 +144,10 @@ def test_best_at_which_speed():
         "dcar": (0.2, 2.5), "sd": (0.4, 0.9), "random-4-5-6-7-8-9-10-11-12-13-14-15-16": (0.25, 3.0),
     }  # fmt: skip
     rows = [
-        {
-            "method": name,
-            "settings": mapping_of(name),
-            "kind": "method",
-            "wer": wer,
-            "speedup_vs_far": speed,
-            "n": 10,
-        }
+        made_row(name, wer, speedups={"far": Speedup("far", speed, speed, (speed, speed))})
         for name, (wer, speed) in measured.items()
     ]
-    said = best_sentence(
-        [*rows, {"method": "recording", "kind": "reference", "wer": 0.01}], "speedup_vs_far"
-    )
+    said = best_sentence(rows, "far")
     assert re.findall(r"([\w…-]+) \(([\d.]+) %, ([\d.]+) × FAR\)", said) == [
         ("car-2", "10.0", "1.50"),
         ("car-3", "15.0", "2.00"),
@@ -151,116 +155,100 @@ def test_best_at_which_speed():
         ("dcar", "20.0", "2.50"),
         ("random-4…16", "25.0", "3.00"),
     ]
-    assert best_sentence(rows[:1], "speedup_vs_far").count("%") == 1
-    easy = {**rows[-1], "method": "vadusa-2", "wer": 0.0, "n": 3}  # of three utterances
-    assert "vadusa" not in best_sentence([*rows, easy], "speedup_vs_far")
+    assert best_sentence(rows[:1], "far").count("%") == 1
 
 
 def test_the_verdict_says_method_minus_baseline(folder, result, parse):
     said = verdict(result)
-    times, tokens = (
-        {p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("DCAR", "CAR-k")}[axis]
-        for axis in ("speedup_vs_far", "tokens_per_pass")
-    )
+    pairs = {
+        pair.axis: pair
+        for pair in result.first.pairs
+        if (pair.a.label, pair.b.label) == ("DCAR", "CAR-k")
+    }
+    times, tokens = pairs["far"], pairs["tokens_per_pass"]
     assert said == [f"Sentences, DCAR − CAR-k: {difference(tokens)}; {difference(times)}."]
-    assert tokens["shared"] is None or tokens["difference"] == pytest.approx(
-        tokens["wer_a"] - tokens["wer_b"]
+    assert tokens.shared is None or tokens.test.difference == pytest.approx(
+        tokens.wer_a - tokens.wer_b
     )
     page, text = parse(write_report(folder)).text, terminal_text(result, folder)
     assert all(s in page and s in " ".join(text.split()) for s in said)
-    assert not verdict({**result, "rows": [r for r in result["rows"] if r["method"] != "dcar"]})
+    others = [p for p in result.first.pairs if "dcar" not in (p.a.method, p.b.method)]
+    assert not verdict(with_first(result, pairs=others))
+
+
+def with_first(result: Result, **changes) -> Result:
+    """Return a result whose first comparison is changed."""
+    return replace(result, comparisons=[replace(result.first, **changes)])
 
 
 def test_the_verdict_has_a_sentence_for_each_temperature_of_fixed_sizes(result):
-    fixed = [r for r in result["rows"] if r["method"].startswith("car-")]
-    cool = [{**r, "settings": {**r["settings"], "temperature": 0.5}} for r in fixed]
-    pairs = [p for p in result["equal_speed"] if (p["a"], p["b"]) == ("DCAR", "CAR-k")]
-    said = verdict(
-        {
-            **result,
-            "rows": [*cool, *result["rows"]],
-            "equal_speed": [{**p, "b": "CAR-k (T 0.5)"} for p in pairs] + result["equal_speed"],
-        }
-    )
+    pairs = [
+        pair for pair in result.first.pairs if (pair.a.label, pair.b.label) == ("DCAR", "CAR-k")
+    ]
+    cool = [replace(pair, b=replace(pair.b, sampling="T 0.5")) for pair in pairs]
+    said = verdict(with_first(result, pairs=[*cool, *result.first.pairs]))
     assert said[:1] == verdict(result) and len(said) == 2
     assert said[1] == said[0].replace("CAR-k:", "CAR-k (T 0.5):")
-    (part,) = verdict({**result, "equal_speed": [{**p, "n": 6, "partial": True} for p in pairs]})
-    assert part == said[0].replace("CAR-k:", "CAR-k on the 6 utterances that both have:")
+    # a part of the texts says what the whole does not
+    part = replace(result.first, title="6 of the sentences", limit=6, pairs=[*cool, *pairs])
+    both = verdict(replace(result, comparisons=[result.first, part]))
+    assert both == [said[0], said[1].replace("Sentences", "6 of the sentences")]
 
 
 def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
-    wide = {**result["rows"][-1], "method": "dcar@" + "name" * 20 + "@n16@d-0.5"}
-    text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
+    rows = result.first.rows
+    wide = replace(rows[-1], method="dcar@" + "name" * 20 + "@n16@d-0.5")
+    text = terminal_text(with_first(result, rows=[*rows, wide]), Path("runs/compare"))
     assert max(map(len, text.splitlines())) <= 100
-    assert " seeds=[6,7,8]\n" in terminal_text({**result, "seeds": [6, 7]}, Path("runs/compare"))
+    more = terminal_text(replace(result, seeds=[6, 7]), Path("runs/compare"))
+    assert " seeds=[6,7,8]\n" in more
     table = [re.split(r"  +", line) for line in text.splitlines()]
-    rows = {cells[0]: cells for cells in table[2:] if len(cells) == 7}
-    far = next(r for r in result["rows"] if r["method"] == "far")
-    for row in result["rows"]:
-        if row["kind"] == "method":  # the quotient of the very columns
-            assert row["speedup_vs_far"] == far["rtf"] / row["rtf"]
-            assert row["lm_speedup_vs_far"] == far["lm_rtf"] / row["lm_rtf"]
-            clock = [f"{row['rtf']:.3f}", f"{row['speedup_vs_far']:.2f}"]
-            assert rows[row["method"]][4:] == [*clock, str(row["n"])]
+    cells = {line[0]: line for line in table[2:] if len(line) == 7}
+    far = next(row for row in rows if row.method == "far")
+    for row in result.first.spoken:  # the quotient of the very columns
+        assert row.speedups["far"].total == far.speed.rtf / row.speed.rtf
+        assert row.speedups["far"].lm == far.speed.lm_rtf / row.speed.lm_rtf
+        clock = [f"{row.speed.rtf:.3f}", f"{row.speedups['far'].total:.2f}"]
+        assert cells[row.method][4:] == [*clock, str(row.n)]
+
+
+def made_pair(a: str, b: str, difference: float = 0.1, p: float = 0.01) -> Pair:
+    """Return a comparison of the families of two methods."""
+    test = PairedTest(difference, [difference - 0.05, difference + 0.05], p, 0.1)
+    sides = (family_of(mapping_of(name)) for name in (a, b))
+    return Pair("tokens_per_pass", *sides, (1, 2), (2, 3), (2, 2), 2.0, 0.3, 0.2, test, test)
 
 
 def test_rivals_meet_at_the_same_sampling():
-    def pair(a: str, b: str) -> dict:
-        test = {"difference": 0.1, "ci": [0.05, 0.15], "p": 0.01}
-        return {
-            "axis": "tokens_per_pass",
-            "a": a,
-            "b": b,
-            "n": 10,
-            "partial": False,
-            "shared": [2.0, 2.0],
-            "at": 2.0,
-            "wer_a": 0.3,
-            "wer_b": 0.2,
-            "detectable": 0.1,
-            "average": test,
-            "range_a": [1, 2],
-            "range_b": [2, 3],
-            **test,
-        }
-
-    names = ["far", "car-2", "dcar", "car-2@t0", "dcar@t0", "sd@t0"]
-    rows = [{"method": n, "settings": mapping_of(n), "kind": "method"} for n in names]
-    pairs = [
-        pair("CAR-k", "DCAR"),
-        pair("CAR-k", "DCAR (T 0)"),
-        pair("CAR-k (T 0)", "DCAR (T 0)"),
-        pair("DCAR (T 0)", "SD (T 0)"),
-        pair("FAR", "SD (T 0)"),
-    ]
-    said = rival_sentences(rows, pairs)
+    said = rival_sentences(
+        [
+            made_pair("car-2", "dcar"),
+            made_pair("car-2", "dcar@t0"),
+            made_pair("car-2@t0", "dcar@t0"),
+            made_pair("dcar@t0", "sd@t0"),
+            made_pair("far", "sd@t0"),
+        ]
+    )
     assert (
         len(said) == 3 and [s.count("(T 0)") for s in said] == [0, 2, 2] and "SD (T 0)" in said[2]
     )
 
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():
-    row = {"method": "car-2", "timed_n": 10, "speedup_vs_far_quartiles": [1.9, 2.1]}
-    assert not unsteady_times(
-        [row, {"method": "far", "speedup_vs_far_quartiles": None}], "speedup_vs_far"
-    )
-    said = unsteady_times(
-        [row, {**row, "method": "car-6", "timed_n": 2, "speedup_vs_far_quartiles": [4.0, 6.3]}],
-        "speedup_vs_far",
-    )
+    def timed(name: str, low: float, high: float, utterances: int) -> Row:
+        speed = Speed(0.1, 0.1, 1.0, None, None, utterances)
+        return made_row(name, speed=speed, speedups={"far": Speedup("far", 2.0, 2.0, (low, high))})
+
+    row = timed("car-2", 1.9, 2.1, 10)
+    assert not unsteady_times([row, made_row("far")], "far")
+    said = unsteady_times([row, timed("car-6", 4.0, 6.3, 2)], "far")
     assert "(2)" in said and "car-6" in said and "4.00 to 6.30" in said
 
 
 def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
     def looks(difference: float, p: float) -> list[tuple[str, str]]:
-        pair = {
-            "a": "car",
-            "b": "dcar",
-            "shared": [1.0, 2.0],
-            "axis": "tokens_per_pass",
-            "average": {"difference": difference, "ci": [-0.1, 0.1], "p": p},
-        }
-        (_, _, right), (_, left, _) = matrix("t", [pair], ["car", "dcar"]).rows
+        pair = made_pair("car-2", "dcar", difference, p)
+        (_, _, right), (_, left, _) = matrix("t", [pair], ["CAR-k", "DCAR"]).rows
         return [(right.text, right.look), (left.text, left.look)]
 
     assert looks(-0.0002, 0.9) == [("0.0", "even"), ("0.0", "even")]
@@ -293,20 +281,28 @@ def test_timeline_has_a_block_per_chunk_that_spoke_and_a_legend():
     asked, drafted = timeline([2, 3, 0], [2, 4, 3]).blocks, timeline([2, 3, 0], []).blocks
     assert [width for width, _, _ in asked] == [width for width, _, _ in drafted] == [2, 3]
     assert asked[0][1] == drafted[0][1] and asked[1][1] != drafted[1][1]
-    voices = [{"sizes": [2, 9, 11, 12]}, {"sizes": None}]  # sizes of one colour are one entry
-    assert [said for _, said in legend([{"voices": voices}])] == ["2", "9 to 11", "12"]
+    decoded = Decoded(False, 4, 0, [], [], [2, 9, 11, 12], [2, 9, 11, 12])
+    words = WordErrors(0, 0, 0, 1)
+    voices = [Voice("m", None, None, "", words, 1.0, of) for of in (decoded, None)]
+    # sizes of one colour are one entry
+    entries = legend([Sample("u", "text", "s", None, voices)])
+    assert [sizes for _, sizes in entries] == ["2", "9 to 11", "12"]
 
 
 def test_what_no_page_can_be_made_of(tmp_path, result):
+    content = json.loads(to_json(result))
+
     def refused(message: str, **changes):
         if changes:
-            (tmp_path / "compare.json").write_text(json.dumps({**result, **changes}))
+            (tmp_path / "compare.json").write_text(json.dumps({**content, **changes}))
         with pytest.raises(DataError, match=message):
             write_report(tmp_path)
 
     refused("compare.json.*dcar compare")
     for version in (1, FORMAT_VERSION + 1, None):
         refused(f"version {version}", format_version=version)
+    refused("comparisons.0: .*dcar compare", comparisons=["none"])
+    refused("colour.*dcar compare", colour="red")
 
 
 def test_training_log(folder, tmp_path):

@@ -1,13 +1,12 @@
 """The report in a real browser: nothing is cut off on a desktop or a phone, tables sort, links
 unfold, light and dark can be read. Skipped without a browser."""
 
-import json
-
 import pytest
 from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
 from eval.report.page import write_report
 from eval.report.plots import draw_plots
+from eval.results.types import write_result
 
 SORTED = """const table = document.querySelectorAll("table.sortable")[arguments[0]];
   const column = [...table.tHead.rows[0].cells].findIndex(cell => cell.textContent.startsWith(arguments[1]));
@@ -34,8 +33,8 @@ CONTRAST = """
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(DESKTOP, False), (PHONE, True)])
 def test_the_page_in_a_browser(width, dark, comparison, tmp_path):
-    (tmp_path / "compare.json").write_text(json.dumps(comparison))
-    draw_plots(comparison["rows"], tmp_path)
+    write_result(tmp_path / "compare.json", comparison)
+    draw_plots(comparison.first.rows, tmp_path)
     with opened(write_report(tmp_path), width, dark) as browser:
         find = "return document.getElementById('comparison-at-equal-speed').open"
         assert not browser.execute_script(find)
@@ -44,7 +43,7 @@ def test_the_page_in_a_browser(width, dark, comparison, tmp_path):
 
         browser.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
         assert not too_wide(browser)
-        wers = [f"{100 * r['wer']:.2f}" for r in comparison["rows"]]
+        wers = [f"{100 * row.wer.value:.2f}" for row in comparison.first.rows]
         titles, orders = zip(
             *(browser.execute_script(SORTED, 0, "WER") for _ in range(3)), strict=True
         )

@@ -129,4 +129,4 @@ def test_table_json_and_report_have_the_sentence(tmp_path, caplog):
     assert "steps 400 against 1000" in caplog.text
     for name in ("compare.json", "compare.txt", "report.html"):
         assert "steps 400 against 1000" in (tmp_path / "out" / name).read_text()
-    assert spoken(tmp_path / "two", tools, methods=["car-1", "car-2"])["training"] == ""
+    assert spoken(tmp_path / "two", tools, methods=["car-1", "car-2"]).training == ""

@@ -224,14 +224,16 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     first = next(
         r
         for r in records_of(tmp_path / "out")
-        if r["id"] == item.utterance_id and r["method"] == "recording"
+        if r.id == item.utterance_id and r.method == "recording"
     )
     for name, scorer in tools.scorers.items():
-        assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
-    row = next(r for r in result["rows"] if r["method"] == "recording")["scores"][utmos]
-    assert row["n"] == 5 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
-    given = [r["scores"][utmos] for r in records_of(tmp_path / "out") if r["method"] == "recording"]
-    assert row["standard_error"] == pytest.approx(np.std(given) / len(given) ** 0.5, rel=0.1)
+        assert first.scores[name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
+    row = next(row for row in result.first.rows if row.method == "recording")
+    score = row.scores[utmos]
+    low, high = score.mean.ends
+    assert score.utterances == 5 and 2 < low <= score.mean.value <= high
+    given = [r.scores[utmos] for r in records_of(tmp_path / "out") if r.method == "recording"]
+    assert score.mean.standard_error == pytest.approx(np.std(given) / len(given) ** 0.5, rel=0.1)
 
 
 def test_speaker_encoders_of_one_folder_name_have_their_own_scores(tmp_path: Path) -> None:
@@ -248,10 +250,10 @@ def test_speaker_encoders_of_one_folder_name_have_their_own_scores(tmp_path: Pat
         [record] = [
             r
             for r in records_of(tmp_path / "out")
-            if (r["id"], r["method"]) == (tools.items[0].utterance_id, "recording")
+            if (r.id, r.method) == (tools.items[0].utterance_id, "recording")
         ]
-        assert record["scores"].keys() == tools.scorers.keys()
-        values += record["scores"].items()
+        assert record.scores.keys() == tools.scorers.keys()
+        values += record.scores.items()
     assert values[0] == values[2]
     assert all(one != other for one, other in zip(*values[:2], strict=True))
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from eval.methods.kinds import KINDS
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Engine, FixedChunk, PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.methods import MethodSpec
+from dcar.methods.find import every_method
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.speed.measure import Load, Row, interleaved, measure_costs
@@ -81,7 +81,7 @@ def test_methods_are_timed_at_two_batches(measured):
     rows = measured("tokens=12", "parts=[methods]")[1]
     methods = {w.removesuffix(", ms per round"): r for w, r in rows.items() if "per round" in w}
     left_out = {"far", "dcar", "dcar-shuffled", "best-of", "pcg-mel"}
-    assert {MethodSpec.parse(name).method for name in methods} == set(KINDS) - left_out
+    assert {MethodSpec.parse(name).method for name in methods} == set(every_method()) - left_out
     rates = [[rate for label, rate in row.values.items() if label] for row in methods.values()]
     assert all(len(rate) == 2 and min(rate) > 0 for rate in rates)
     assert methods["car-1"].compare == "1.00 tokens per pass" != methods["car-7"].compare

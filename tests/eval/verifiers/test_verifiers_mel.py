@@ -20,7 +20,7 @@ from dcar.model.statistics import MEL_BANDS, VerifierStatistics
 from dcar.prepare.prepared import load_prepared
 from dcar.voices.features import LogMel
 from eval.analysis.fit_verifiers import mean_mel
-from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups, code_vectors
+from eval.verifiers.pcg import MelGroupVerifier, TokenGroups, build_groups
 
 UNSEEN = (4, 9)
 CODES, EOS = 12, 12
@@ -60,7 +60,7 @@ def expected_groups(found: VerifierStatistics, theta: float) -> list[list[int]]:
 
 
 def groups_of(theta: float) -> TokenGroups:
-    return build_groups(code_vectors(tiny_decoder(), sounding()), theta)
+    return build_groups(sounding().centred_mel(), theta)
 
 
 @pytest.mark.parametrize("theta", [-0.5, 0.0, 0.6, 0.99])
@@ -77,13 +77,14 @@ def test_groups_by_mel_are_not_those_by_embeddings():
         decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     )
     by_sound, by_embedding = make_methods(["pcg-mel-0.5", "pcg-0.5"], models)
-    assert type(by_sound.method) is GroupVerifier
-    assert by_sound.identity["groups"] != by_embedding.identity["groups"]
+    assert type(by_sound.method) is MelGroupVerifier
+    assert sets_of(by_sound.method.groups) != sets_of(by_embedding.method.groups)
+    assert by_sound.identity["statistics"] and "statistics" not in by_embedding.identity
 
 
 def test_missing_statistics_are_refused():
     decoder = tiny_decoder()
-    with pytest.raises(ConfigError, match="'pcg-mel-0.5' .*`dcar fit-verifiers`"):
+    with pytest.raises(ConfigError, match="'pcg-mel-0.5': .*`dcar fit-verifiers`"):
         make_methods(["pcg-mel-0.5"], Models(decoder))
     deaf = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     with pytest.raises(ConfigError, match="`dcar fit-verifiers mel_utterances"):

@@ -14,7 +14,7 @@ _WHERE = {
     "Speaker": "dcar.speak.speaker",
     "Spoken": "dcar.speak.speaker",
     "ChunkRule": "dcar.decoding",
-    "Decision": "dcar.decoding",
+    "Choice": "dcar.decoding",
     "decoding_method": "dcar.decoding.declare",
     "SamplingConfig": "dcar.sampling",
 }

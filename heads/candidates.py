@@ -81,7 +81,7 @@ class EndScores(nn.Module):
         self.basis = nn.functional.pad(basis, (0, 0, 0, 0, 0, self.num_actions - n))
 
     def end_on_likely(self, nats: float = 2.0) -> None:
-        """Initialise as a soft version of the rule `end-on-confident` (eval/methods/controls.py):
+        """Initialise as a soft version of the rule `end-on-confident` (eval/verifiers/controls.py):
         a weight on the last kept token's log-probability."""
         with torch.no_grad():
             self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN

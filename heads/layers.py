@@ -7,10 +7,7 @@ change of `lengths` rolls back, and `gather` keeps the accepted path of a tree."
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -84,31 +81,6 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, where)[:, 0]
 
 
-class CacheStorage:
-    """Memory for the keys and values of caches of one decoder that are never in use at the same
-    time: each begins at its beginning.
-
-    If a cache needs more than there is, the memory is replaced, and every one of `users` is asked
-    to `release` its cache before.
-    """
-
-    def __init__(self) -> None:
-        self.users: WeakSet[Any] = WeakSet()
-        self._layers: list[Tensor] = []  # flat
-
-    def tensors(
-        self, layers: int, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype
-    ) -> list[Tensor]:
-        """Return a tensor of this shape for each layer."""
-        size = math.prod(shape)
-        if not self._layers or len(self._layers[0]) < size:
-            self._layers = []
-            for user in self.users:
-                user.release()
-            self._layers = [torch.zeros(size, device=device, dtype=dtype) for _ in range(layers)]
-        return [layer[:size].view(shape) for layer in self._layers]
-
-
 class KVCache:
     """Keys and values of every layer for a ragged batch, preallocated.
 
@@ -135,12 +107,16 @@ class KVCache:
         prefix_lengths: Tensor | None = None,
         device=None,
         dtype=torch.float32,
-        storage: CacheStorage | None = None,
+        allocate: Callable[[int, tuple[int, ...]], list[Tensor]] | None = None,
     ):
+        """Make an empty cache. allocate: returns the tensors of so many layers, of this shape, from
+        shared memory."""
         self.row_columns = prefix + capacity
         shape = batch * self.row_columns, 2, heads, head_dim
-        storage = CacheStorage() if storage is None else storage
-        self.kv = storage.tensors(layers, shape, device=device, dtype=dtype)
+        if allocate is None:
+            self.kv = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
+        else:
+            self.kv = allocate(layers, shape)
         self.prefix = prefix
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         self.prefix_lengths = zeros if prefix_lengths is None else prefix_lengths

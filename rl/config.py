@@ -280,7 +280,8 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     )
 
     def __post_init__(self):
-        for name, s in settings_of(type(self)).items():
+        schema: Any = type(self)
+        for name, s in settings_of(schema).items():
             if name in self.REFUSED and as_parsed(getattr(self, name)) != as_parsed(s.default):
                 raise ConfigError(f"{name} has no effect in DCPO; remove it")
         for name in ("eval_strategy", "save_strategy"):

@@ -4,12 +4,13 @@ from dcar.decoding.chunks import ChunkRule, FixedChunk, RandomChunk
 from dcar.decoding.engine import Engine, Progress
 from dcar.decoding.kept import decode
 from dcar.decoding.policy_chunk import PolicyChunk
-from dcar.decoding.records import Decision, DecodeResult, Prompt
+from dcar.decoding.records import Choice, Decision, DecodeResult, Prompt
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Draft, Method
 
 __all__ = [
     "BatchState",
+    "Choice",
     "ChunkRule",
     "Decision",
     "DecodeResult",

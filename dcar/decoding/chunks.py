@@ -6,7 +6,7 @@ emitted, and the next pass reads the whole chunk.
 
 Rules after the draw, which are not in the paper, read all candidates before they choose where
 the chunk ends: policies that read candidates (heads/candidates.py), and the controls of
-eval/methods/controls.py. Dropped tokens are drawn again from another distribution at the same
+eval/verifiers/controls.py. Dropped tokens are drawn again from another distribution at the same
 random number, so the emitted tokens do not follow the heads' distribution, by intent.
 
 Several candidates may be drawn from the same distributions, of which the one with the best joint
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.declare import Style, decoding_method, option
-from dcar.decoding.records import Decision
+from dcar.decoding.records import Choice, Decision
 from dcar.decoding.state import BatchState
-from dcar.decoding.step import Method, record
+from dcar.decoding.step import Method
 from dcar.errors import ConfigError
 from dcar.model.models import Borrowed
 from dcar.sampling import shifted
@@ -53,52 +53,48 @@ class ChunkRule(Method):
             check_size(self.longest, heads)
         return self.longest or heads
 
-    def start(self, state: BatchState) -> None:
-        if state.hidden is not None and self.after_draw:
-            state.features = torch.zeros(
-                *state.log.shape[:2],
-                self.num_candidates,
-                state.width,
-                self.num_features,
-                device=state.log.device,
-            )
+    def recorded(self, width: int) -> tuple[int, ...] | None:
+        return (self.num_candidates, width, self.num_features) if self.after_draw else None
 
     @final
     def keep(self, state: BatchState) -> Decision:
         if self.after_draw:
-            decision = self.draw_and_choose(state, state.heads(state.last_hidden, state.width))
-            assert decision.tokens is not None
-            decision.tokens = decision.tokens[:, : state.most(decision.sizes, state.width)]
-            if state.features is not None:  # a finished row writes after its last decision
-                assert decision.features is not None
-                record(state.features, state.passes, decision.features[:, None])
+            # all heads, because any end may be chosen
+            logits = state.heads(state.last_hidden, state.width)
+            chunks, features, choice = self.draw_and_choose(state, logits)
+            tokens = select_candidate(chunks, choice.chosen)
+            tokens = tokens[:, : state.most(choice.sizes, state.width)]
         else:
-            decision = self.choose(state, None)
+            choice, features = self.choose(state, None), None
             # heads that are not kept need not be evaluated
-            logits = state.heads(state.last_hidden, state.most(decision.sizes, state.width))
-            decision.tokens = draw_chunks(state, logits, 1)[:, 0]
-        return decision
+            logits = state.heads(state.last_hidden, state.most(choice.sizes, state.width))
+            tokens = draw_chunks(state, logits, 1)[:, 0]
+        return Decision(
+            choice.sizes,
+            tokens,
+            chosen=choice.chosen,
+            log_probs=choice.log_probs,
+            features=features,
+        )
 
-    def draw_and_choose(self, state: BatchState, logits: Tensor) -> Decision:
-        """Draw N candidates from logits [B, n, V + 1] and choose. Return the decision with all n
-        tokens [B, n] of the chosen candidate, and the features of all [B, N, n, F]."""
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
+        """Draw N candidates from logits [B, n, V + 1] and choose. Return the candidates [B, N, n],
+        their features [B, N, n, F], and the choice."""
         chunks = draw_chunks(state, logits, self.num_candidates)
         features = self.candidate_features(state, logits, chunks)
-        decision = self.choose(state, features)
-        decision.tokens = select_candidate(chunks, decision.chosen)
-        decision.features = features
-        return decision
+        return chunks, features, self.choose(state, features)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the features [B, N, n, F] that `choose` receives for candidates [B, N, n] drawn
         from logits [B, n, V + 1]."""
         return candidate_features(logits, tokens)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
-        features: [B, N, n, 3], for each drawn token its log-probability, that of the most likely
-        token, and the entropy in nats, all at temperature 1; None for a rule that decides first.
+        features: [B, N, n, F], for each drawn token its log-probability, that of the most likely
+        token, and the entropy in nats, all at temperature 1, and with a chunk scorer its
+        contribution to the joint score; None for a rule that decides first.
         state.last_hidden [B, D]: the decoder's state.
         """
         raise NotImplementedError
@@ -138,8 +134,8 @@ class NextToken(ChunkRule):
     def start(self, state: BatchState) -> None:
         state.own["size"] = torch.ones_like(state.generated)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
-        return Decision(state.own["size"])
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        return Choice(state.own["size"])
 
 
 @decoding_method("car", Style("CAR-k", "#1f5fa8", "o", "k"), example="car-3")
@@ -158,8 +154,8 @@ class FixedChunk(ChunkRule):
     def start(self, state: BatchState) -> None:
         state.own["size"] = torch.full_like(state.generated, self.size)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
-        return Decision(state.own["size"])
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        return Choice(state.own["size"])
 
 
 @decoding_method("random", Style("random size", "#8a8f98", "v"), example="random-2-3-4")
@@ -187,9 +183,9 @@ class RandomChunk(ChunkRule):
     def start(self, state: BatchState) -> None:
         state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         u = state.uniform("chunk", state.generated)
-        return Decision(state.shared["sizes"][(u * len(self.sizes)).long()])
+        return Choice(state.shared["sizes"][(u * len(self.sizes)).long()])
 
 
 def check_listed(sizes: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ step, the host looks at what the step before it reported, and queues the next on
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.columns import power_of_two, round_up
-from dcar.decoding.graphs import StepGraphs
+from dcar.decoding.graphs import StepGraphs, save_state
 from dcar.decoding.prompts import AHEAD, PromptBlocks, ReadPrompts, read_prompts
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
@@ -33,11 +32,11 @@ from dcar.decoding.records import (
 )
 from dcar.decoding.state import LOGGED, BatchState, RowLog
 from dcar.decoding.step import Admitted, Method, Prefilled, step
+from dcar.decoding.storage import CacheStorage
 from dcar.decoding.transfers import HostCopy
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys
-from heads.layers import CacheStorage
 
 QUEUED = 1
 """Number of steps that are queued after the one that the host looks at, so that a GPU always has
@@ -145,8 +144,6 @@ class Engine:
         self._read: ReadPrompts | None = None  # prompts that were read ahead
         self._state: BatchState | None = None
         self._room = 0, 0  # speech positions and text units of a row
-        # of `seconds`; time.process_time on a busy CPU
-        self.clock: Callable[[], float] = time.perf_counter
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -159,19 +156,12 @@ class Engine:
         common_random_numbers: bool = False,
     ) -> list[DecodeResult]:
         """Decode every prompt `group_size` times; see `decode`."""
-        started = self.clock()
-        if self._state is not None:
-            self._state.seconds["policy"] = 0.0
         results = {}
         for index, _, result in self.run(
             prompts, seed=seed, group_size=group_size, common_random_numbers=common_random_numbers
         ):
             if result is not None:
                 results[index] = result
-        share = 1 / max(1, len(results))
-        policy = 0.0 if self._state is None else self._state.seconds["policy"]
-        for result in results.values():
-            result.seconds = {"lm": share * (self.clock() - started), "policy": share * policy}
         return [results[i] for i in range(len(results))]
 
     @torch.inference_mode()
@@ -274,6 +264,7 @@ class Engine:
                     keeps_probs=self.method.keeps_probs,
                     streams=self.method.streams,
                     record_hidden=self.record_hidden,
+                    features=self.method.recorded(self.width),
                     eager=self.eager,
                     storage=self._storage,
                 )
@@ -375,7 +366,7 @@ class Engine:
             self.graphs.run(
                 ("step", view.rows, view.longest, view.forbids),
                 partial(self._reported_step, view),
-                partial(view.save, self.method.tree is not None),
+                partial(save_state, view, self.method.tree is not None),
             )
         else:
             self._reported_step(view)

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import torch
 
+from dcar.decoding.state import BatchState
 from dcar.errors import EngineError
 
 capture_lock = threading.RLock()
@@ -22,6 +23,38 @@ def one_thread(device: torch.device, name: str = "") -> ThreadPoolExecutor:
     if device.type != "cuda":
         return ThreadPoolExecutor(1, name)
     return ThreadPoolExecutor(1, name, torch.cuda.set_device, (device,))
+
+
+def save_state(state: BatchState, trees: bool) -> Callable[[], None]:
+    """Save what a step changes, so that it can be run again. Return a function that restores it.
+    Tokens and logs are only ever written ahead, and so are keys and values, but the path through a
+    drafted tree is moved."""
+    changing = [
+        state.positions,
+        state.remaining,
+        state.passes,
+        state.draft_passes,
+        state.alive,
+        state.highest,
+        state.draft_tokens,
+        state.draft_counts,
+        state.draft_probs,
+        state.states,
+        *state.own.values(),
+        *(cache.lengths for cache in (state.cache, *state.caches.values())),
+    ]
+    saved = [tensor.clone() for tensor in changing]
+    drafted = torch.arange(state.draft_length if trees else 0, device=state.alive.device)
+    columns = state.cache.index(state.cache.lengths[:, None] + drafted)
+    layers = [layer[columns] for layer in state.cache.kv]
+
+    def restore() -> None:
+        for tensor, value in zip(changing, saved, strict=True):
+            tensor.copy_(value)
+        for layer, values in zip(state.cache.kv, layers, strict=True):
+            layer[columns] = values
+
+    return restore
 
 
 class CapturePool:

@@ -20,9 +20,9 @@ from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.step import Method
+from dcar.decoding.storage import CacheStorage
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
-from heads.layers import CacheStorage
 
 KEPT = 32
 """Number of engines that are kept for a decoder: those that were used last."""

@@ -10,6 +10,7 @@ Rows are flat within the layers: N = batch × new positions.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, Columns, columns_of, window
 from dcar.decoding.reader import Layout, Reader
 from dcar.decoding.stack import product
+from dcar.decoding.storage import CacheStorage
 from dcar.model.backbones.cosyvoice_lm import CosyVoiceLM, Distances, sinusoids
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, text_prefix
-from heads.layers import CacheStorage, KVCache
+from heads.layers import KVCache
 
 REACH = 8192
 """Maximum number of positions of a row, text and speech together, that the tables cover."""
@@ -284,7 +286,7 @@ class LanguageReader(Reader):
             prefix=text,
             device=self.device,
             dtype=self.dtype,
-            storage=storage,
+            allocate=partial(storage.tensors, self.device, self.dtype) if storage else None,
         )
 
     def text_room(self, units: int) -> int:

@@ -1,5 +1,6 @@
 """Policies in a decoding step: copies of their weights, the layer of a `HiddenPolicy` on its cache,
-and the fast path of a backend. The decision itself is `log_probs` of heads/policy.py."""
+and the one call in which a backend may draw and decide. The decision itself is `log_probs` of
+heads/policy.py."""
 
 import copy
 from dataclasses import replace
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.backend import Decided
+from dcar.decoding.chunks import draw_chunks
 from dcar.decoding.columns import CausalMask, RotaryCache, columns_of
 from dcar.decoding.reader import Reader
 from dcar.decoding.state import BatchState
@@ -120,19 +122,24 @@ class CandidateReader(PolicyReader):
 
     def decide(
         self, state: BatchState, logits: Tensor, num_candidates: int, dial: float
-    ) -> Decided | None:
-        """Draw candidates from logits [B, n, V + 1] and decide in one call of the backend; None if
-        it cannot."""
-        if self._decision is None or state.sampling.repetition_window:
-            return None
-        positions = state.next_positions(logits.shape[1])
-        return self._decision(
-            state.last_hidden,
-            logits,
-            state.uniform("token", positions),
-            num_candidates,
-            state.sampling,
-            state.forbidden(positions),
-            state.eos,
-            dial,
-        )
+    ) -> Decided:
+        """Draw candidates [B, N, n] from logits [B, n, V + 1]; return them, their features and the
+        log-probabilities [B, N K] of candidate and size. A backend may do it in one call."""
+        decided = None
+        if self._decision is not None and not state.sampling.repetition_window:
+            positions = state.next_positions(logits.shape[1])
+            decided = self._decision(
+                state.last_hidden,
+                logits,
+                state.uniform("token", positions),
+                num_candidates,
+                state.sampling,
+                state.forbidden(positions),
+                state.eos,
+                dial,
+            )
+        if decided is not None:
+            return decided
+        chunks = draw_chunks(state, logits, num_candidates)
+        features = self.policy.candidate_features(state.last_hidden, logits, chunks)
+        return chunks, features, self.policy.log_probs(features, dial)

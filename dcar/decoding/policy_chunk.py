@@ -10,14 +10,13 @@ from torch import Tensor
 from dcar.decoding.chunks import ChunkRule, check_size
 from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.policy import CandidateReader, HiddenReader
-from dcar.decoding.records import Decision
+from dcar.decoding.records import Choice
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Admitted, Prefilled
 from dcar.decoding.transfers import to_device
 from dcar.errors import ConfigError
 from dcar.model.models import Borrowed
 from dcar.sampling import sample
-from heads.candidates import select_candidate
 from heads.policy import CandidatePolicy, ChunkPolicy, HiddenPolicy
 
 
@@ -113,42 +112,25 @@ class PolicyChunk(ChunkRule):
         self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
     ) -> None:
         if not self.after_draw:
-            started = state.clock()
             cache = state.caches["policy"]
             longest = state.longest_of(cache, 0)
             logits = state.shared["policy"].read(cache, hidden, longest, counts, real)
             state.own["action_logits"].copy_(logits)
-            state.seconds["policy"] += state.clock() - started
 
-    def draw_and_choose(self, state: BatchState, logits: Tensor) -> Decision:
-        started = state.clock()
-        fast = state.shared["policy"].decide(state, logits, self.num_candidates, self.dial)
-        if fast is None:
-            return super().draw_and_choose(state, logits)
-        candidates, features, log_probs = fast
-        decision = choose_end(log_probs, *self._how(state))
-        decision.tokens = select_candidate(candidates, decision.chosen)
-        decision.features = features
-        state.seconds["policy"] += state.clock() - started
-        return decision
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
+        policy = state.shared["policy"]
+        chunks, features, log_probs = policy.decide(state, logits, self.num_candidates, self.dial)
+        return chunks, features, self.end(state, log_probs)
 
-    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        if not self.after_draw:
-            return super().candidate_features(state, logits, tokens)
-        return state.shared["policy"].policy.candidate_features(state.last_hidden, logits, tokens)
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        # before the draw, by the logits that `observe` has left
+        policy = state.shared["policy"].policy
+        return self.end(state, policy.log_probs(state.own["action_logits"], self.dial))
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
-        started = state.clock()
-        read = features if self.after_draw else state.own["action_logits"]
-        log_probs = state.shared["policy"].policy.log_probs(read, self.dial)
-        decision = choose_end(log_probs, *self._how(state))
-        state.seconds["policy"] += state.clock() - started
-        return decision
-
-    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
-        """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""
+    def end(self, state: BatchState, log_probs: Tensor) -> Choice:
+        """Choose candidate and size by their log-probabilities [B, N K]."""
         u = None if self.mode == "greedy" else state.uniform("policy", state.generated)
-        return u, state.own.get("forced"), self.policy.config.num_actions
+        return choose_end(log_probs, u, state.own.get("forced"), self.policy.config.num_actions)
 
 
 @decoding_method("dcar-sampled", Style("DCAR sampled", "#ee8866", "d"))
@@ -158,8 +140,8 @@ class SampledPolicyChunk(PolicyChunk):
     mode: Literal["greedy", "sample"] = unlisted("sample")
 
 
-def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int) -> Decision:
-    """Return the decision: sizes [B] in 1..k, their log-probabilities [B], and, of several
+def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int) -> Choice:
+    """Return the choice: sizes [B] in 1..k, their log-probabilities [B], and, of several
     candidates, the chosen one [B].
 
     log_probs: [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B];
@@ -179,7 +161,7 @@ def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: in
     )
     if forced is not None and not several:
         index = torch.where(forced > 0, forced - 1, index)
-    return Decision(
+    return Choice(
         index % k + 1,
         chosen=index // k if several else None,
         log_probs=log_probs.gather(-1, index[:, None])[:, 0],

@@ -12,6 +12,7 @@ that of language models; `readers.py` makes them.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ from dcar.decoding.columns import (
     real_positions,
     round_up,
 )
+from dcar.decoding.storage import CacheStorage
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
-from heads.layers import CacheStorage, KVCache
+from heads.layers import KVCache
 
 Layout = tuple[Tensor, Tensor]
 """Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m]
@@ -133,7 +135,7 @@ class CARReader(Reader):
             prefix=text,
             device=self.device,
             dtype=self.dtype,
-            storage=storage,
+            allocate=partial(storage.tensors, self.device, self.dtype) if storage else None,
         )
 
     @torch.no_grad()

@@ -99,18 +99,27 @@ def distribution_error(utterance_id: str, position: int) -> DistributionError:
 
 
 @dataclass
+class Choice:
+    """Choice of a chunk rule, for every row: how many tokens [B] of the next chunk are kept."""
+
+    sizes: Tensor  # [B]
+    chosen: Tensor | None = None  # [B] which of N candidates
+    log_probs: Tensor | None = None  # [B] of what was chosen, under a policy
+
+
+@dataclass
 class Decision:
     """Decision of a method in one step, for every row: the first sizes[b] of tokens [B, n] are
     emitted. Of these the first accepted[b] were drafted, so their keys and values are in the cache
     already."""
 
     sizes: Tensor  # [B]
-    tokens: Tensor | None = None  # [B, n]; a chunk rule that decides first leaves them to be drawn
+    tokens: Tensor  # [B, n]
     accepted: Tensor | None = None  # [B]
     # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
     path: Tensor | None = None
-    chosen: Tensor | None = None  # [B] which of N candidates
-    log_probs: Tensor | None = None  # [B] of what was chosen, under a policy
+    chosen: Tensor | None = None  # [B] of a chunk rule, as the next one
+    log_probs: Tensor | None = None  # [B]
     features: Tensor | None = None  # [B, N, n, F] of the candidates
 
 
@@ -143,10 +152,6 @@ class DecodeResult:
     # [S, D] of all consumed speech positions, prompt first, if recorded
     hidden: Tensor | None = None
     prompt_length: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Times of lm and policy; a batch's time is split evenly. That of the policy is the host's:
-    on a GPU, the time of launches. If a decision after the draw is one call, the draw counts as
-    the policy's."""
     # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
     features: Tensor | None = None
     # which of N > 1 chunks drawn side by side was spoken, by decision

@@ -8,7 +8,6 @@ addresses: nothing is allocated from step to step, and the host need not know th
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.reader import Reader
+from dcar.decoding.storage import CacheStorage
 from dcar.decoding.transfers import HostCopy, to_device
 from dcar.repetition import histories
 from dcar.sampling import SamplingConfig, sample, shifted, uniform
-from heads.layers import CacheStorage, KVCache
+from heads.layers import KVCache
 
 LOGGED = ("emitted", "proposed", "accepted", "sizes", "chosen")
 """Integers that are logged for every pass."""
@@ -66,13 +66,15 @@ class BatchState:
         keeps_probs: bool = False,
         streams: Sequence[str] = (),
         record_hidden: bool = False,
+        features: tuple[int, ...] | None = None,
         eager: bool = True,
         storage: CacheStorage | None = None,
     ):
         """Allocate the buffers. width: maximum number of tokens that a round emits;
         draft_length: positions that a pass reads after the pending ones; keeps_probs: the
         drafted tokens have distributions; streams: of the random numbers that are looked up;
-        storage: of keys and values, if it is shared."""
+        record_hidden: keep the hidden states of all positions, and the features of all decisions,
+        of this shape; storage: of keys and values, if it is shared."""
         self.reader = reader
         self.sampling = sampling
         self.eager = eager
@@ -128,9 +130,10 @@ class BatchState:
             self.hidden = torch.zeros(
                 rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device
             )
+            if features is not None:
+                self.features = torch.zeros(rows, room + 1, *features, device=device)
         self.longest = 0  # see `view`
         self.forbids = True
-        self.seconds = {"policy": 0.0}  # measured if `eager`
         self._first: dict[int, Self] = {}
 
     # --- rows -------------------------------------------------------------------------------------
@@ -258,37 +261,6 @@ class BatchState:
         """Copy row `source` to row `target`."""
         self._each(lambda tensor: tensor[target : target + 1].copy_(tensor[source : source + 1]))
 
-    def save(self, trees: bool) -> Callable[[], None]:
-        """Save what a step changes, so that it can be run again. Return a function that restores
-        it. Tokens and logs are only ever written ahead, and so are keys and values, but the path
-        through a drafted tree is moved."""
-        changing = [
-            self.positions,
-            self.remaining,
-            self.passes,
-            self.draft_passes,
-            self.alive,
-            self.highest,
-            self.draft_tokens,
-            self.draft_counts,
-            self.draft_probs,
-            self.states,
-            *self.own.values(),
-            *(cache.lengths for cache in (self.cache, *self.caches.values())),
-        ]
-        saved = [tensor.clone() for tensor in changing]
-        drafted = torch.arange(self.draft_length if trees else 0, device=self.alive.device)
-        columns = self.cache.index(self.cache.lengths[:, None] + drafted)
-        kept = [layer[columns] for layer in self.cache.kv]
-
-        def restore() -> None:
-            for tensor, value in zip(changing, saved, strict=True):
-                tensor.copy_(value)
-            for layer, values in zip(self.cache.kv, kept, strict=True):
-                layer[columns] = values
-
-        return restore
-
     # --- what methods ask for ---------------------------------------------------------------------
 
     @property
@@ -381,7 +353,3 @@ class BatchState:
         )
         recent = torch.where(index >= 0, self.tokens.gather(1, index.clamp(min=0)), -1)
         return recent[:, None] if tokens is None else histories(recent, tokens)
-
-    def clock(self) -> float:
-        """Return the time in seconds; 0 if steps are not waited for."""
-        return time.perf_counter() if self.eager else 0.0

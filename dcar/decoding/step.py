@@ -105,6 +105,11 @@ class Method:
         """Allocate the method's data for each row, once for a state. Raises ConfigError if the
         decoder does not fit."""
 
+    def recorded(self, width: int) -> tuple[int, ...] | None:
+        """Return the shape of the features of a decision on chunks of `width` tokens, which
+        training reads; None if decisions read none."""
+        return None
+
     def refresh(self, state: BatchState) -> None:
         """Load the present weights of the models that the method uses (a policy). Called before
         every run."""
@@ -192,9 +197,11 @@ def choose(state: BatchState, method: Method) -> tuple[Tensor, Tensor]:
     """Have the method select tokens, and emit them. Return those [B, n] of which the next pass
     reads counts [B]."""
     decision = method.keep(state)
+    if state.features is not None and decision.features is not None:
+        # a finished row writes after its last decision
+        record(state.features, state.passes, decision.features[:, None])
     tokens = decision.tokens
-    assert tokens is not None
-    counts = emit(state, decision, tokens)
+    counts = emit(state, decision)
     # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one
     # after accepted drafts.
     if decision.accepted is not None:
@@ -202,10 +209,11 @@ def choose(state: BatchState, method: Method) -> tuple[Tensor, Tensor]:
     return tokens, counts
 
 
-def emit(state: BatchState, decision: Decision, tokens: Tensor) -> Tensor:
-    """Store the kept ones of the tokens [B, n] up to EOS and the length limit, and end the rows
-    that reach one of them. Return how many tokens [B] the next pass reads of each row."""
-    width, accepted, alive = tokens.shape[1], decision.accepted, state.alive
+def emit(state: BatchState, decision: Decision) -> Tensor:
+    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of
+    them. Return how many tokens [B] the next pass reads of each row."""
+    tokens, accepted, alive = decision.tokens, decision.accepted, state.alive
+    width = tokens.shape[1]
     asked = torch.minimum(decision.sizes, state.remaining)
     first_end = torch.where(tokens == state.eos, state.offsets[:width], width).amin(1)
     counts = torch.minimum(asked, first_end)

@@ -153,8 +153,6 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int, of: st
         id=item.utterance_id,
         lm=decoded - started,
         vocoder=finished - decoded,
-        # a decision is part of a step; only on a CPU, where operations are synchronous, it is timed
-        policy=None if on_gpu(entry) else result.seconds.get("policy", 0.0),
         first_audio=first_audio,
         audio=len(result.tokens) / vocoder.token_rate,
         tokens=len(result.tokens),
@@ -168,13 +166,11 @@ def speed_of(timings: Sequence[Timing], method: str) -> Speed | None:
     mine = [t for t in timings if t.method == method and t.audio > 0]
     if not mine:
         return None
-    policies = [t.policy / t.lm for t in mine if t.policy is not None]
     first = [t.first_audio for t in mine if t.first_audio is not None]
     return Speed(
         rtf=float(np.median([t.rtf for t in mine])),
         lm_rtf=float(np.median([t.lm / t.audio for t in mine])),
         lm_ms_per_token=float(np.median([1e3 * t.lm / t.tokens for t in mine])),
-        policy_share=float(np.median(policies)) if len(policies) == len(mine) else None,
         first_audio=float(np.median(first)) if first else None,
         utterances=len(mine),
     )

@@ -82,15 +82,14 @@ class Record:
 @STRICT
 @dataclass
 class Timing:
-    """One utterance by one method at batch 1. of: digest of everything that the times depend on;
-    policy: seconds of the decisions, which are not known on a GPU."""
+    """One utterance by one method at batch 1. of: digest of everything that the times depend
+    on."""
 
     of: str
     method: str
     id: str
     lm: float
     vocoder: float
-    policy: float | None
     first_audio: float | None  # None if the vocoder cannot stream
     audio: float
     tokens: int
@@ -149,7 +148,6 @@ class Speed:
     rtf: float
     lm_rtf: float
     lm_ms_per_token: float
-    policy_share: float | None
     first_audio: float | None
     utterances: int
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dcar.decoding import BatchState, ChunkRule, Decision, Engine, PolicyChunk
+from dcar.decoding import BatchState, Choice, ChunkRule, Engine, PolicyChunk
 from dcar.decoding.chunks import check_size
 from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.step import Admitted
@@ -39,10 +39,10 @@ class EndOnConfident(ChunkRule):
             self.shortest, self.longest + 1, device=state.generated.device
         )
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         assert features is not None
         sizes = state.shared["sizes"]
-        return Decision(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
+        return Choice(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
 
 
 @decoding_method(
@@ -77,10 +77,10 @@ class BestOfChunk(ChunkRule):
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return scored_features(self.chunk_scorer, state.last_hidden, logits, tokens)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         assert features is not None
         chosen = resampling_log_weights(features)[..., -1].argmax(1)
-        return Decision(torch.full_like(chosen, self.longest), chosen=chosen)
+        return Choice(torch.full_like(chosen, self.longest), chosen=chosen)
 
 
 @decoding_method("dcar-shuffled", Style("DCAR shuffled in time", "#b9a394", "|"))
@@ -123,7 +123,7 @@ class ShuffledChunk(PolicyChunk):
         state.own["sizes"][rows, : sizes.shape[1]] = sizes.gather(1, order.argsort(-1))
         state.own["chunks"][rows] = counts
 
-    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
+    def end(self, state: BatchState, log_probs: Tensor) -> Choice:
         turn = (state.passes % state.own["chunks"])[:, None]
         state.own["forced"].copy_(state.own["sizes"].gather(1, turn)[:, 0])
-        return super()._how(state)
+        return super().end(state, log_probs)

@@ -19,7 +19,7 @@ price of the rule, and timings include it.
 
 from torch import Tensor
 
-from dcar.decoding import BatchState, ChunkRule, Decision
+from dcar.decoding import BatchState, Choice, ChunkRule
 from dcar.decoding.declare import Style, decoding_method, option
 from dcar.errors import ConfigError
 from dcar.model.models import Borrowed
@@ -60,7 +60,7 @@ class EntropyChunk(ChunkRule):
             curve = models.statistics("entropy_thresholds", "entropy_lengths")
             self.threshold = curve.threshold_for(self.tokens_per_pass)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         assert features is not None
         assert self.threshold is not None
-        return Decision(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))
+        return Choice(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))

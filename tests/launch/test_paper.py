@@ -21,10 +21,10 @@ from tiny_pretrained import save_hubert, save_whisper
 
 from dcar.cli import resolve
 from dcar.errors import ConfigError, DataError
+from eval.results.types import read_result
 from launch import paper
 from launch.paper import PaperConfig, of_stages, pipeline
 from launch.pipeline import Job
-from eval.results.types import read_result
 
 NAMES = (
     "tokenizer prepared testset far car pack vocoder profile dcpo_2_3 policy_2_3 "

@@ -239,7 +239,7 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> Record:
 
 def made_timing(method: str, uid: str, lm: float, **changes) -> Timing:
     """Return the times of an utterance of one second."""
-    times = dict(vocoder=0.0, policy=0.0, first_audio=0.1, audio=1.0, tokens=10)
+    times = dict(vocoder=0.0, first_audio=0.1, audio=1.0, tokens=10)
     return Timing(changes.pop("of", ""), method, uid, lm, **{**times, **changes})
 
 

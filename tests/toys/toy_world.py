@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from dcar.decoding.backend import Backend
 from dcar.decoding.reader import Layout, Reader
+from dcar.decoding.storage import CacheStorage
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from heads.layers import CacheStorage, KVCache
+from heads.layers import KVCache
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
 CODES, END = 24, 24
@@ -121,7 +122,7 @@ class ToyDecoder(nn.Module, Reader):
         self, rows: int, text: int, capacity: int, storage: CacheStorage | None = None
     ) -> KVCache:
         """Return a cache that holds, for each position, the number of the state after it."""
-        return KVCache(1, rows, 1, capacity, 1, storage=storage)
+        return KVCache(1, rows, 1, capacity, 1)
 
     def text_room(self, units: int) -> int:
         return 0

@@ -640,7 +640,7 @@ class Three(dcar.ChunkRule):
     """A rule of a user's own."""
 
     def choose(self, state, features):
-        return dcar.Decision(torch.full_like(state.generated, 3))
+        return dcar.Choice(torch.full_like(state.generated, 3))
 
 
 @pytest.mark.parametrize(

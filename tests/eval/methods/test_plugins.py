@@ -19,7 +19,7 @@ from eval.scorers.load import load_scorers
 
 CODE = """
 import torch
-from dcar import ChunkRule, Decision, decoding_method
+from dcar import Choice, ChunkRule, decoding_method
 from dcar.decoding.declare import Style
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.sd import of, residual
@@ -32,7 +32,7 @@ class Calm(ChunkRule):
     longest = LONGEST
     def choose(self, state, features):
         likely = features[:, 0, :, 0] >= -self.nats
-        return Decision(1 + likely[:, 1:].cumprod(-1).sum(-1))
+        return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
 
 @decoding_method()
 class AtLeast(ChainVerifier):

@@ -236,7 +236,7 @@ def test_rivals_meet_at_the_same_sampling():
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():
     def timed(name: str, low: float, high: float, utterances: int) -> Row:
-        speed = Speed(0.1, 0.1, 1.0, None, None, utterances)
+        speed = Speed(0.1, 0.1, 1.0, None, utterances)
         return made_row(name, speed=speed, speedups={"far": Speedup("far", 2.0, 2.0, (low, high))})
 
     row = timed("car-2", 1.9, 2.1, 10)

@@ -63,16 +63,13 @@ def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
     )
     assert {spoken[:2] for spoken in first} == {(t.id, t.method) for t in records}
     assert sum(c[2] for c in first) > 0 and sum(c[2] for c in second) == 0
-    speed = timing.speed_of(records, "dcar-sampled")
-    # the host's clock says nothing of a GPU's policy
-    assert speed.policy_share is None and speed.lm_rtf > 0
+    assert timing.speed_of(records, "dcar-sampled").lm_rtf > 0
 
 
 def test_the_cpu_warms_up_once(tmp_path, clock):
     tools = tiny_tools()
     records = timed(tools, tmp_path)
     assert len(records) == 24 and len(clock) == 4 + 24
-    assert 0 < timing.speed_of(records, "dcar-sampled").policy_share < 1
 
 
 def test_two_processes_time_utterances_of_their_own(tmp_path, clock):
@@ -119,7 +116,6 @@ def test_speedup_is_the_quotient_of_the_times_in_the_table():
             vocoder=1.0,
             audio=2.0,
             tokens=9,
-            policy=None,
             first_audio=None if m == "far" else lm / 100,
         )
         for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4)))

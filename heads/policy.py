@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -143,10 +143,12 @@ class HiddenPolicy(ChunkPolicy):
 class CandidatePolicyConfig(ChunkPolicyConfig):
     """Shape of a `CandidatePolicy`."""
 
-    chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
-    chunk_scorer_embedding: int = 0
-    chunk_scorer_window: int = 0
-    chunk_scorer_ids: int = 0  # that the decoder's heads may draw
+    chunk_scorer: ChunkScorerConfig | None = None  # of the one that it holds
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chunk_scorer, dict):  # as config.json has it
+            self.chunk_scorer = ChunkScorerConfig(**self.chunk_scorer)
+        super().__post_init__()
 
     @property
     def reach(self) -> int:
@@ -156,20 +158,7 @@ class CandidatePolicyConfig(ChunkPolicyConfig):
     @property
     def num_features(self) -> int:
         """Number of features that the policy reads of each token of a candidate."""
-        return len(FEATURES) + (self.chunk_scorer_width > 0)
-
-
-def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, Any]:
-    """Return the settings of a `CandidatePolicyConfig` that describe the policy's chunk scorer."""
-    if chunk_scorer is None:
-        return {}
-    shape = chunk_scorer.config
-    return {
-        "chunk_scorer_width": shape.width,
-        "chunk_scorer_embedding": shape.embedding_size,
-        "chunk_scorer_window": shape.window,
-        "chunk_scorer_ids": shape.vocab_size,
-    }
+        return len(FEATURES) + (self.chunk_scorer is not None)
 
 
 class CandidatePolicy(ChunkPolicy):
@@ -188,17 +177,8 @@ class CandidatePolicy(ChunkPolicy):
     def __init__(self, config: CandidatePolicyConfig):
         super().__init__(config)
         self.scores = EndScores(config.num_features, config.reach, config.num_actions)
-        if config.chunk_scorer_width:
-            self.chunk_scorer = ChunkScorer(
-                ChunkScorerConfig(
-                    config.hidden_size,
-                    config.num_actions,
-                    config.chunk_scorer_ids,
-                    config.chunk_scorer_embedding,
-                    config.chunk_scorer_width,
-                    config.chunk_scorer_window,
-                )
-            )
+        if config.chunk_scorer is not None:
+            self.chunk_scorer = ChunkScorer(config.chunk_scorer)
             self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards
 
     def restore_buffers(self) -> None:

@@ -20,7 +20,6 @@ from heads.policy import (
     ChunkPolicy,
     HiddenPolicy,
     HiddenPolicyConfig,
-    shape_of,
 )
 from rl.config import DCPOConfig
 from rl.rewards import Reward, check_locate
@@ -95,7 +94,8 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
             )
             policy.output.bias.data[[k - 1 for k in config.chunk_range]] = config.range_prior
             return policy
-        scored = CandidatePolicy(CandidatePolicyConfig(**common, **shape_of(chunk_scorer)))
+        shape = None if chunk_scorer is None else chunk_scorer.config
+        scored = CandidatePolicy(CandidatePolicyConfig(**common, chunk_scorer=shape))
     except DCARError as error:
         raise ConfigError(
             f"policy_width, policy_heads, policy_sizes and chunk_range do not fit: {error}"

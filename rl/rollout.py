@@ -126,6 +126,7 @@ class Roller:
         seconds = {"rollout": 0.0}
         try:
             for first, last in itertools.pairwise(bounds):
+                # decode a part of the groups while another thread scores the part before
                 started = time.perf_counter()
                 part = self._roll(policy, items[first:last], indices[first:last], seed)
                 seconds["rollout"] += time.perf_counter() - started
@@ -134,6 +135,7 @@ class Roller:
             scored = [p.result() for p in pending]
         finally:
             wait(pending)  # nothing is computed any more when a step has failed
+        # everything together, in the order of the prompts
         for _, _, spent in scored:
             for name, value in spent.items():
                 seconds[name] = seconds.get(name, 0.0) + value
@@ -157,6 +159,7 @@ class Roller:
             for item, index in zip(items, indices, strict=True)
         }
         rows = len(items) * size
+        # the engine keeps its buffers and graphs; only the method is a new one
         method = PolicyChunk(policy, "sample", forced=forced, num_candidates=config.num_candidates)
         if self._engine is None or self._engine.rows < rows:
             self._engine = Engine(self.base, method, config.sampling, rows, record_hidden=True)

@@ -330,11 +330,14 @@ class DCPOTrainer(ResilientTrainer):
         num_items_in_batch=None,
     ):
         args = self.args
+        # rollouts of this micro-batch, with advantages and the log-probabilities of π_ref
         prepared = self._rollouts(inputs)
         batch = prepared.batch
         beta = objective.kl_weight(
             args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs)
         )
+        # π_θ at the decisions of the rollouts [R, M, A]; π_old is π_θ itself in the first of the
+        # inner updates
         log_probs = log_probs_of(model, batch)
         old = (
             objective.taken(log_probs, batch.actions).detach()
@@ -363,7 +366,7 @@ class DCPOTrainer(ResilientTrainer):
         iterations) are made together, once."""
         args = self.args
         inside = inputs["position"] % args.window
-        if inside == 0:
+        if inside == 0:  # a window begins: the policy that speaks its rollouts is today's
             state = self.policy.state_dict()
             self.rollout_policy.load_state_dict(state)
             if inputs["position"] == 0:
@@ -396,10 +399,12 @@ class DCPOTrainer(ResilientTrainer):
         of all count together, and with the log-probabilities of earlier policies."""
         args, group = self.args, self.args.num_generations
         records = [r for b in batches for r in b.records]
+        # 1. rewards [R] of the whole window, NaN where one failed
         rewards = torch.cat([b.rewards for b in batches])
         self._check_failures(records, rewards)
         if self.pass_cost is not None and args.credit == "utterance":
             rewards = rewards + self._saved_by_rollout(records).to(rewards)
+        # 2. advantages: against the group, for a rollout or for each of its decisions
         advantages = self._group_advantages(rewards)
         if args.credit == "decision":
             parts = np.concatenate([b.parts for b in batches])
@@ -407,6 +412,7 @@ class DCPOTrainer(ResilientTrainer):
         else:
             values = advantages.values
         weights = advantages.valid.float()
+        # 3. back into micro-batches, with what the policies before say of the same decisions
         counts = [len(b.records) for b in batches]
         window, old = [], None
         for batch, zero_std, mine, kept in zip(

@@ -74,6 +74,17 @@ def test_every_path_exists(page):
     assert not {path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()}
 
 
+def test_the_core_is_as_long_as_its_table_says():
+    rows = re.findall(
+        r"^\| \d+ \| `(\S+)` \| (\d+) \|", (ROOT / "docs/architecture.md").read_text(), re.M
+    )
+    assert len(rows) > 20
+    for file, lines in rows:
+        assert abs(len((ROOT / file).read_text().splitlines()) - int(lines)) <= 0.1 * int(lines), (
+            file
+        )
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 

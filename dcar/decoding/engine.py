@@ -189,6 +189,7 @@ class Engine:
         readings: deque[Reading] = deque()
         queued = 0 if self.eager else QUEUED
         try:
+            # 1. buffers with room for the longest of these prompts, and the order of admission
             state = self._prepare(prompts)
             order = sorted(
                 range(len(prompts)), key=lambda i: 0 if in_order else -len(prompts[i].text_ids)
@@ -200,17 +201,23 @@ class Engine:
             looks: deque[Look] = deque()
             used, steps = 0, 0  # rows in use, steps since an utterance was admitted
             while waiting or any(slots):
+                # 2. fill free rows; when nothing waits, move the last rows into the gaps, so that a
+                # step has as few rows as there are utterances
                 if waiting and None in slots:
                     self._admit(state, waiting, slots, seed, common_random_numbers)
                     steps = 0
                     used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
                 elif not waiting:
                     used = self._compact(state, slots, used)
+                # 3. one step of the rows in use; on a GPU it is only queued here
                 self._advance(state, slots, used, steps < self.sampling.min_tokens)
                 steps += 1
+                # 4. look at its report, on a GPU at that of the step before: nothing waits for the
+                # step that was just queued
                 looks.append(Look(slots[:used], HostCopy(state.reported[:used])))
                 if len(looks) > queued:
                     readings.append(self._look(state, slots, looks, stream))
+                # 5. hand out what has arrived on the host
                 yield from self._deliver(readings, seed, finished, queued)
             yield from self._deliver(readings, seed, finished)
         except DistributionError as error:

@@ -173,13 +173,16 @@ def step(state: BatchState, method: Method) -> None:
     """Advance every live row by one round. Its parts between two passes may be compiled, each as a
     whole."""
     part = state.reader.backend.part
+    # keep and emit: tokens [B, n], of which the next pass reads the first counts [B]
     tokens, counts = part(choose)(state, method)
     if state.eager and not bool(state.alive.any()):
         return  # what was emitted last is never read
     tokens, layout = tokens[:, : state.most(counts, tokens.shape[1])], None
+    # propose: tokens [B, n + m] with a draft behind them
     if state.draft_length:
         drafting = draft if method.drafts_by_passes else part(draft)
         tokens, layout = drafting(state, method, tokens)
+    # read: hidden states [B, n + m, D]; on a CPU padding is left out
     real = None
     if state.eager and state.rows > 1 and layout is None:
         new = counts + state.draft_counts if state.draft_length else counts
@@ -190,6 +193,7 @@ def step(state: BatchState, method: Method) -> None:
     if state.hidden is not None:
         record(state.hidden, state.cache.lengths, hidden)
     method.observe(state, hidden, counts, real)
+    # the emitted tokens are in the cache now; of a draft, those that the next step accepts
     state.cache.lengths.add_(counts)
 
 

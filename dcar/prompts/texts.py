@@ -39,9 +39,19 @@ def name_and_limit(texts: str) -> tuple[str, int]:
     return (name, int(limit)) if name and limit.isdecimal() else (texts, 0)
 
 
-def title_of(name: str) -> str:
-    """Return a title for a set of texts: that of a shipped one, else by the name of the file."""
-    return TITLES.get(name, f"texts of {Path(name).name}")
+def titles_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a title for each set of texts: that of a shipped one, else by the name of the file,
+    with as many of its folders as tell it from the others."""
+    titles: dict[str, str] = {}
+    for name in names:
+        parts = Path(name).parts
+        others = [Path(other).parts for other in names if other != name]
+        length = next(
+            (n for n in range(1, len(parts)) if all(o[-n:] != parts[-n:] for o in others)),
+            len(parts),
+        )
+        titles[name] = TITLES.get(name, f"texts of {'/'.join(parts[-length:])}")
+    return titles
 
 
 def text_list(source: str | Path) -> Path:

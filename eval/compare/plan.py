@@ -14,13 +14,14 @@ import numpy as np
 from dcar.methods import Entry
 from dcar.prompts.choose import by_digest
 from dcar.prompts.items import PromptItem
-from dcar.prompts.texts import SPLIT, title_of
+from dcar.prompts.texts import SPLIT, titles_of
 from eval.results.types import RECORDING, RESYNTHESIS
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """These methods on these utterances with these seeds.
+    """These methods on these utterances with these seeds. title: of the set of texts; no two sets
+    have the same.
 
     items: the utterances with the prompts of each prompt seed; references: rows of recordings, with
     the first prompts; limit: number of utterances if it is a part of a set of texts, else 0; audio:
@@ -28,6 +29,7 @@ class Comparison:
     """
 
     texts: str
+    title: str
     items: dict[int, list[PromptItem]]
     entries: Sequence[Entry]
     seeds: Sequence[int]
@@ -39,11 +41,6 @@ class Comparison:
     def first_items(self) -> list[PromptItem]:
         """Utterances with the prompts of the first prompt seed."""
         return next(iter(self.items.values()))
-
-    @property
-    def title(self) -> str:
-        title = title_of(self.texts)
-        return f"{self.limit} of the {title}" if self.limit else title
 
     @property
     def methods(self) -> list[str]:
@@ -92,6 +89,7 @@ def plan_comparisons(
     references: whether to measure recordings and their tokens, where there are `recordings`; audio:
     number of utterances to listen to, by all methods."""
     comparisons: list[Comparison] = []
+    titles = titles_of(list(sets))
     for texts, items in sets.items():
         bounds: list[str] = []
         if references and texts == SPLIT:
@@ -102,8 +100,9 @@ def plan_comparisons(
         for limit in (0, *limits):
             part = {seed: choose_items(of, limit) for seed, of in items.items()}
             able = [e for e in entries if not e.spec.limit or e.spec.limit >= (limit or most) > 0]
+            title = f"{limit} of the {titles[texts]}" if limit else titles[texts]
             if able:
-                comparisons.append(Comparison(texts, part, able, seeds, bounds, limit))
+                comparisons.append(Comparison(texts, title, part, able, seeds, bounds, limit))
     # audio of the utterances that every method decodes
     last = sum(c.texts == comparisons[0].texts for c in comparisons) - 1
     comparisons[last] = replace(comparisons[last], audio=audio)

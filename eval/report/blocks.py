@@ -33,8 +33,9 @@ def file_uri(path: Path) -> str:
 
 
 def slug(title: str) -> str:
-    """Return a title as an anchor and file name: letters and digits, joined by hyphens."""
-    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+    """Return a title as an anchor and file name: letters and digits of any script, joined by
+    hyphens."""
+    return "-".join(re.findall(r"[^\W_]+", title.lower()))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def folded_sections(result: Result, folder: Path) -> list[Section]:
         ),
         binned("Errors by category", first.by_category, "of the texts of a category"),
         chunk_section(first, folder),
-        *map(verifiers_section, result.comparisons),
+        *(verifiers_section(of, "" if of is first else of.title) for of in result.comparisons),
         rows_section(
             "Variety",
             lively_columns(first.spoken),
@@ -55,11 +55,12 @@ def folded_sections(result: Result, folder: Path) -> list[Section]:
     return [section for section in sections if section]
 
 
-def verifiers_section(measured: Measured) -> Section | None:
-    """Return how a comparison's verifiers accepted drafts; nothing if none verified."""
+def verifiers_section(measured: Measured, where: str) -> Section | None:
+    """Return how a comparison's verifiers accepted drafts; nothing if none verified. where: words
+    for the title."""
     if not any(row.acceptance for row in measured.spoken):
         return None
-    title = "Passes and acceptance" + ("" if measured.whole else f", {measured.title}")
+    title = ", ".join(filter(None, ("Passes and acceptance", where)))
     return rows_section(title, pass_columns(measured.spoken), measured.spoken)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eval.methods.families import short_name
 from eval.report.blocks import Picture, file_uri
-from eval.report.table import CONVENTION, corpus_kind, short_table
+from eval.report.table import CONVENTION, corpus_kind, nearest_rows, short_table
 from eval.results.pareto import AXES, difference, families_of, front_rows, speed_axis
 from eval.results.training import SHIPPED
 from eval.results.types import Measured, Pair, Result, Row
@@ -136,7 +136,11 @@ def terminal_text(result: Result, folder: Path) -> str:
     tables = []
     for measured in result.comparisons:
         title = f"{measured.title.capitalize()}:"
-        tables += [*([title] if len(result.comparisons) > 1 else []), *short_table(measured), ""]
+        tables += [
+            *([title] if len(result.comparisons) > 1 else []),
+            *short_table(nearest_rows(result, measured)),
+            "",
+        ]
     lines = [
         *tables,
         *(line for p in filter(None, paragraphs) for line in (*textwrap.wrap(p, WIDTH), "")),

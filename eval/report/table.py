@@ -257,9 +257,21 @@ def aligned(table: Table) -> list[str]:
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
-def short_table(measured: Measured) -> list[str]:
-    """Return the table of a comparison for a terminal of 100 columns."""
-    rows = measured.rows
+def nearest_rows(result: Result, measured: Measured) -> list[Row]:
+    """Return the rows of a comparison that a terminal shows: all of them, or, of a part, those that
+    no larger part has, with FAR, the policies, and the baselines of all of these."""
+    if measured.whole:
+        return measured.rows
+    larger = [of for of in result.comparisons if of.utterances > measured.utterances]
+    shown = {row.method for of in larger for row in of.rows}
+    policies = {r.method for r in measured.spoken if r.family and r.family.method == "dcar"}
+    own = [r for r in measured.spoken if r.method in policies or r.method not in shown]
+    names = {r.method for r in own} | {test.baseline for r in own for test in r.tests.values()}
+    return [r for r in measured.spoken if r.method in names or r.method == "far"]
+
+
+def short_table(rows: Sequence[Row]) -> list[str]:
+    """Return rows of a comparison as a table for a terminal of 100 columns."""
 
     def name(row: Row) -> str:
         whole = short_name(row.method, row.spec or {})

@@ -18,7 +18,6 @@ from heads.policy import (
     ChunkPolicy,
     HiddenPolicy,
     HiddenPolicyConfig,
-    shape_of,
 )
 
 SHAPE = (
@@ -70,7 +69,7 @@ def random_policies(model: AnyDecoder, after_draw: bool = False) -> dict[str, Ch
     policies: dict[str, ChunkPolicy]
     if after_draw:
         scorer = ChunkScorer(ChunkScorerConfig(width, most, model.config.output_size))
-        config = CandidatePolicyConfig(width, most, **shape_of(scorer))
+        config = CandidatePolicyConfig(width, most, chunk_scorer=scorer.config)
         policies = {"after the draw": CandidatePolicy(config)}
     else:
         heads = {"num_attention_heads": model.config.num_attention_heads}

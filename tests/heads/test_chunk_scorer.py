@@ -16,7 +16,7 @@ from heads.candidates import (
     select_candidate,
 )
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
-from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy, shape_of
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy
 
 CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
 
@@ -180,7 +180,7 @@ def test_a_token_is_read_with_those_in_its_window(window):
 
 def test_a_policy_takes_it_along(tmp_path):
     chunk_scorer = small(base_checksum="aa", tokenizer="t")
-    policy = CandidatePolicy(CandidatePolicyConfig(4, LENGTH, **shape_of(chunk_scorer)))
+    policy = CandidatePolicy(CandidatePolicyConfig(4, LENGTH, chunk_scorer=chunk_scorer.config))
     policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
     policy.save_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)

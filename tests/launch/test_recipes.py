@@ -474,10 +474,9 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
             policy = CandidatePolicy(
                 CandidatePolicyConfig(
                     **common,
-                    chunk_scorer_width=8,
-                    chunk_scorer_embedding=4,
-                    chunk_scorer_window=2,
-                    chunk_scorer_ids=decoder.config.output_size,
+                    chunk_scorer=ChunkScorerConfig(
+                        width, heads, decoder.config.output_size, 4, 8, 2
+                    ),
                 )
             )
         else:

@@ -16,14 +16,13 @@ from dcar.doctor import verify
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.storage import seal
-from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
+from heads.chunk_scorer import ChunkScorerConfig
 from heads.policy import (
     CandidatePolicy,
     CandidatePolicyConfig,
     ChunkPolicy,
     HiddenPolicy,
     HiddenPolicyConfig,
-    shape_of,
 )
 from rl.export import ServingStep, main
 
@@ -179,9 +178,7 @@ def exported_after_the_draw(folder, scored: bool, *more: str):
     """A decoder and a policy that looks at candidates, exported: (decoder, policy, folder)."""
     base = tiny_decoder()
     held = (
-        shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)))
-        if scored
-        else {}
+        {"chunk_scorer": ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)} if scored else {}
     )
     shape = CandidatePolicyConfig(**common(base), sizes=(1, 2, 3), **held)
     policy = CandidatePolicy(shape).eval()

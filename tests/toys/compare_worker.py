@@ -43,7 +43,6 @@ from heads.policy import (
     ChunkPolicy,
     HiddenPolicy,
     HiddenPolicyConfig,
-    shape_of,
 )
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
@@ -112,7 +111,7 @@ def scored_policy(decoder: CARDecoder) -> ChunkPolicy:
     width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
     chunk_scorer = ChunkScorer(ChunkScorerConfig(width, heads, decoder.config.output_size, 4, 8))
     shape = CandidatePolicyConfig(
-        width, heads, base_checksum=decoder.checksum(), **shape_of(chunk_scorer)
+        width, heads, base_checksum=decoder.checksum(), chunk_scorer=chunk_scorer.config
     )
     return CandidatePolicy(shape).eval()
 

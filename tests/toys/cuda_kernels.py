@@ -457,7 +457,6 @@ def method_of(name: str, mode: FakeTensorMode, cosyvoice2: bool) -> tuple[nn.Mod
         CandidatePolicyConfig,
         HiddenPolicy,
         HiddenPolicyConfig,
-        shape_of,
     )
 
     readers.weights_signature = id
@@ -495,7 +494,7 @@ def method_of(name: str, mode: FakeTensorMode, cosyvoice2: bool) -> tuple[nn.Mod
         raise SystemExit(f"unknown method '{name}'")
     with made(mode, torch.float32):
         scorer = ChunkScorer(ChunkScorerConfig(1024, heads, 2049))
-        config = CandidatePolicyConfig(1024, heads, **shape_of(scorer))
+        config = CandidatePolicyConfig(1024, heads, chunk_scorer=scorer.config)
         policy = CandidatePolicy(config).eval().requires_grad_(False)
     return model, PolicyChunk(policy, num_candidates=4)
 

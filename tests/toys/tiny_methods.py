@@ -22,6 +22,7 @@ from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.topk_verify import TopKVerify
 from eval.verifiers.typical import TypicalAcceptance
 from eval.verifiers.vadusa import RankTree, Vadusa, chain
+from heads.chunk_scorer import ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig
 
 THETA = 0.1
@@ -35,15 +36,9 @@ def candidates_policy(
     """Return a policy after the draw, far from uniform; `scored`: with a chunk scorer of this
     width."""
     torch.manual_seed(1)
-    scorer: dict[str, int] = {}
-    if scored:
-        scorer = dict(
-            chunk_scorer_width=width,
-            chunk_scorer_embedding=4,
-            chunk_scorer_window=2,
-            chunk_scorer_ids=13,
-        )
-    policy = CandidatePolicy(CandidatePolicyConfig(32, num_actions, **scorer, **changes)).eval()
+    scorer = ChunkScorerConfig(32, num_actions, 13, 4, width, 2) if scored else None
+    shape = CandidatePolicyConfig(32, num_actions, chunk_scorer=scorer, **changes)
+    policy = CandidatePolicy(shape).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # the choice depends on tokens, not lengths
     if scored:

@@ -12,6 +12,7 @@ from dcar.decoding.cpu.heads import NativeHeads
 from dcar.decoding.cpu.native import kernels
 from dcar.decoding.cpu.stack import CPUStack
 from dcar.sampling import BELOW_ONE, SamplingConfig, sample_several, shifted, warp
+from heads.chunk_scorer import ChunkScorerConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
 from heads.policy import CandidatePolicy, CandidatePolicyConfig
@@ -207,14 +208,7 @@ def policy_of(several: int, reach: int, window: int = 2) -> CandidatePolicy:
     """A policy; several candidates need a chunk scorer."""
     torch.manual_seed(several)
     scorer = (
-        dict(
-            chunk_scorer_width=32,
-            chunk_scorer_embedding=8,
-            chunk_scorer_window=window,
-            chunk_scorer_ids=IDS,
-        )
-        if several > 1
-        else {}
+        {"chunk_scorer": ChunkScorerConfig(SIZE, 16, IDS, 8, 32, window)} if several > 1 else {}
     )
     policy = CandidatePolicy(
         CandidatePolicyConfig(SIZE, 16, sizes=tuple(range(3, reach + 1)), **scorer)

@@ -46,7 +46,7 @@ from dcar.voices.features import speaker_features
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy, shape_of
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy
 
 RATE = 24_000
 
@@ -582,7 +582,9 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
     torch.manual_seed(0)
     chunk_scorer = ChunkScorer(ChunkScorerConfig(32, 4, decoder.config.output_size, 4, 8))
     able = CandidatePolicy(
-        CandidatePolicyConfig(32, 4, base_checksum=decoder.checksum(), **shape_of(chunk_scorer))
+        CandidatePolicyConfig(
+            32, 4, base_checksum=decoder.checksum(), chunk_scorer=chunk_scorer.config
+        )
     )
     able.save_pretrained(tmp_path / "able")
     able = str(tmp_path / "able")

@@ -17,6 +17,7 @@ from compare_worker import made_row, mapping_of, spoken, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
+from dcar.prompts.texts import titles_of
 from dcar.text.inventory import TEXT_VOCAB_SIZE
 from dcar.text.wer import WordErrors
 from dcar.tokens.alignment import PhonemeAligner
@@ -111,6 +112,19 @@ def test_report_of_many_methods(comparison, parse, tmp_path):
     assert sum(tag == "img" for tag, _ in page.sources) == 2
     untimed = [replace(row, speedups={}) for row in rows]
     assert [p.name for p in draw_plots(untimed, tmp_path)] == ["compare.png"]
+
+
+def test_every_comparison_of_a_page_has_anchors_and_files_of_its_own(comparison, parse, tmp_path):
+    """Verifiers in each, and titles that differ in letters outside ASCII alone."""
+    titles = titles_of(["split", "a/my.txt", "b/my.txt", "тексты.txt", "слова.txt"]).values()
+    several = [replace(comparison.first, title=title) for title in titles]
+    write_result(tmp_path / "compare.json", replace(comparison, comparisons=several))
+    draw_plots(comparison.first.rows, tmp_path)
+    page = parse(write_report(tmp_path))
+    assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+    assert {"texts-of-a-my-txt", "texts-of-b-my-txt", "texts-of-тексты-txt"} <= set(page.ids)
+    files = {path.stem for path in (tmp_path / "report_tables").iterdir()}
+    assert {"texts-of-a-my-txt", "texts-of-b-my-txt", "texts-of-слова-txt"} <= files
 
 
 def test_every_table_is_csv_too(folder, result):

@@ -24,7 +24,7 @@ from dcar.recognition.base import transcripts
 from dcar.storage import digest_of
 from dcar.text.wer import NORMALIZER, character_errors, word_errors
 from dcar.vocoder.voicing import voice
-from eval.compare.plan import Job
+from eval.compare.plan import Job, name_of
 from eval.compare.tools import Tools
 from eval.results.store import RecordStore, described
 from eval.results.types import RECORD_VERSION, RECORDING, RESYNTHESIS, Decoded, Record
@@ -45,12 +45,12 @@ class Maker:
         self._method = cache(_digest_of_method)
         self._items: dict[int, str] = {}
 
-    def fingerprint(self, entry: Entry | str, item: PromptItem) -> str:
+    def fingerprint(self, row: Entry | str, item: PromptItem) -> str:
         """Return a digest of everything that a record depends on besides its seed and its
         normaliser."""
         if id(item) not in self._items:
             self._items[id(item)] = digest_of(described(item))
-        method = entry if isinstance(entry, str) else self._method(entry)
+        method = row if isinstance(row, str) else self._method(row)
         return digest_of([method, self._items[id(item)], self._common])[:16]
 
     def audio_path(self, method: str, item: PromptItem, fingerprint: str) -> Path:
@@ -59,25 +59,28 @@ class Maker:
         name = hashlib.sha256(item.utterance_id.encode()).hexdigest()[:8]
         return self.out / "audio" / f"{name}-{slug}-{fingerprint}.opus"
 
-    def record(self, job: Job, item: PromptItem) -> Record | None:
-        """Return the finished record of an utterance of a job: with all scores and, if it is to be
-        kept, its audio. None if there is none."""
-        fingerprint = self.fingerprint(job.entry, item)
-        record = self.store.records.get((fingerprint, job.seed))
+    def record(self, row: Entry | str, seed: int, item: PromptItem) -> Record | None:
+        """Return the finished record of an utterance, with all scores; None if there is none."""
+        record = self.store.records.get((self.fingerprint(row, item), seed))
         if record is None or not self.tools.scorers.keys() <= record.scores.keys():
             return None
-        keeps_audio = record.duration > 0 and item.utterance_id in job.heard
-        path = self.audio_path(name_of(job.entry), item, fingerprint)
-        return None if keeps_audio and not path.exists() else record
+        return record
+
+    def _finished(self, job: Job, item: PromptItem) -> bool:
+        """Return whether there is a record, and its audio if that is to be kept."""
+        record = self.record(job.row, job.seed, item)
+        if record is None or not record.duration or item.utterance_id not in job.heard:
+            return record is not None
+        return self.audio_path(record.method, item, record.fingerprint).exists()
 
     def run(self, job: Job, progress: Callable[[int], Any]) -> None:
         """Make the job's missing records. progress: called with the number of further records
         that exist."""
-        missing = [i for i, item in enumerate(job.items) if self.record(job, item) is None]
+        missing = [i for i, item in enumerate(job.items) if not self._finished(job, item)]
         progress(len(job.items) - len(missing))
         if not missing:
             return
-        if job.entry == RECORDING:
+        if job.row == RECORDING:
             for i in missing:
                 self._transcribe_recording(job, job.items[i])
                 progress(1)
@@ -108,11 +111,11 @@ class Maker:
     def _decode(self, job: Job) -> tuple[list[list[int]], Sequence[Decoded | None], float]:
         """Return the tokens of a job's utterances, how they were decoded, and the seconds that this
         took an utterance."""
-        if job.entry == RESYNTHESIS:
+        if job.row == RESYNTHESIS:
             return [list(i.reference_tokens) for i in job.items], [None] * len(job.items), 0.0
-        assert isinstance(job.entry, Entry)
+        assert isinstance(job.row, Entry)
         started = time.perf_counter()
-        results = job.entry.decode(job.items, job.seed, len(job.items))
+        results = job.row.decode(job.items, job.seed, len(job.items))
         seconds = (time.perf_counter() - started) / len(results)
         return [r.tokens for r in results], list(map(_decoded, results)), seconds
 
@@ -157,12 +160,12 @@ class Maker:
         decoded: Decoded | None = None,
     ) -> None:
         """Score a waveform [samples], keep its audio if it is to be heard, and store its record."""
-        fingerprint, name = self.fingerprint(job.entry, item), name_of(job.entry)
+        fingerprint, name = self.fingerprint(job.row, item), name_of(job.row)
         record = Record(
             version=RECORD_VERSION,
             fingerprint=fingerprint,
             method=name,
-            spec=None if isinstance(job.entry, str) else job.entry.settings,
+            spec=None if isinstance(job.row, str) else job.row.settings,
             seed=job.seed,
             id=item.utterance_id,
             text=item.text,
@@ -183,11 +186,6 @@ class Maker:
         if item.utterance_id in job.heard and len(wave):
             save_opus(self.audio_path(name, item, fingerprint), wave, rate)
         self.store.append(record)
-
-
-def name_of(entry: Entry | str) -> str:
-    """Return the name of a row: of a method or of a reference."""
-    return entry if isinstance(entry, str) else entry.name
 
 
 def _digest_of_method(entry: Entry) -> str:

@@ -6,8 +6,8 @@ one more comparison: of these methods with all others, on the utterances that al
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from eval.results.types import RECORDING, RESYNTHESIS
 
 @dataclass(frozen=True)
 class Comparison:
-    """These methods on these utterances with these seeds. title: of the set of texts; no two sets
-    have the same.
+    """These methods on these utterances with these seeds.
 
-    items: the utterances with the prompts of each prompt seed; references: rows of recordings, with
-    the first prompts; limit: number of utterances if it is a part of a set of texts, else 0; audio:
-    number of utterances whose audio is kept, with the first seed and prompts.
+    title: of the set of texts, which no other comparison has; items: the utterances with the
+    prompts of each prompt seed; references: rows of recordings, with the first prompts; limit:
+    number of utterances if it is a part of a set of texts, else 0; new: rows that no larger
+    comparison of these texts has, whose records are still to be made; heard: ids of the utterances
+    whose audio is kept, with the first seed and prompts; samples: whether its page has them.
     """
 
     texts: str
@@ -35,7 +36,9 @@ class Comparison:
     seeds: Sequence[int]
     references: Sequence[str] = ()
     limit: int = 0
-    audio: int = 0
+    new: Sequence[Entry | str] = ()
+    heard: frozenset[str] = frozenset()
+    samples: bool = False
 
     @property
     def first_items(self) -> list[PromptItem]:
@@ -43,31 +46,35 @@ class Comparison:
         return next(iter(self.items.values()))
 
     @property
-    def methods(self) -> list[str]:
-        """Names of its rows."""
-        return [*self.references, *(e.name for e in self.entries)]
+    def rows(self) -> list[Entry | str]:
+        """Its references and methods, in the order of its table."""
+        return [*self.references, *self.entries]
 
-    def heard(self) -> set[str]:
-        """Return the ids of the utterances whose audio is kept, evenly spaced. Utterances are
-        sorted by id, so these cover the speakers as well."""
-        items = self.first_items
-        chosen = np.linspace(0, len(items) - 1, min(self.audio, len(items))).round().astype(int)
-        return {items[i].utterance_id for i in chosen}
+    def places(self, row: Entry | str) -> Iterator[tuple[int, int, list[PromptItem]]]:
+        """Iterate over seed, prompt seed and utterances of a row; a reference has the first of
+        both."""
+        prompts = list(self.items.items())
+        reference = isinstance(row, str)
+        for seed in self.seeds[:1] if reference else self.seeds:
+            for prompt_seed, items in prompts[:1] if reference else prompts:
+                yield seed, prompt_seed, items
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one batch of utterances with one seed. entry: a method, or the name of a
-    reference; heard: ids of the utterances whose audio is kept. The process `owner` modulo the
-    number of processes runs it."""
+    """One row on one batch of utterances with one seed. heard: ids of the utterances whose audio is
+    kept. The process `owner` modulo the number of processes runs it."""
 
-    entry: Entry | str
+    row: Entry | str
     seed: int
-    prompt_seed: int
     items: Sequence[PromptItem]
     owner: int
-    texts: str = ""
-    heard: set[str] = field(default_factory=set)
+    heard: frozenset[str] = frozenset()
+
+
+def name_of(row: Entry | str) -> str:
+    """Return the name of a row: of a method or of a reference."""
+    return row if isinstance(row, str) else row.name
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
@@ -91,52 +98,63 @@ def plan_comparisons(
     comparisons: list[Comparison] = []
     titles = titles_of(list(sets))
     for texts, items in sets.items():
-        bounds: list[str] = []
-        if references and texts == SPLIT:
-            bounds = [*([RECORDING] if recordings else []), RESYNTHESIS]
         # a limit is one of the first set
         most = len(next(iter(items.values()))) if not comparisons else 0
         limits = sorted({e.spec.limit for e in entries if 0 < e.spec.limit < most}, reverse=True)
+        bounds: list[str] = []
+        if references and texts == SPLIT:
+            bounds = [*([RECORDING] if recordings else []), RESYNTHESIS]
+        of_texts: list[Comparison] = []
         for limit in (0, *limits):
-            part = {seed: choose_items(of, limit) for seed, of in items.items()}
             able = [e for e in entries if not e.spec.limit or e.spec.limit >= (limit or most) > 0]
-            title = f"{limit} of the {titles[texts]}" if limit else titles[texts]
-            if able:
-                comparisons.append(Comparison(texts, title, part, able, seeds, bounds, limit))
-    # audio of the utterances that every method decodes
-    last = sum(c.texts == comparisons[0].texts for c in comparisons) - 1
-    comparisons[last] = replace(comparisons[last], audio=audio)
+            if not able:
+                continue
+            rows: list[Entry | str] = [*bounds, *able]
+            planned = {name_of(row) for larger in of_texts for row in larger.rows}
+            of_texts.append(
+                Comparison(
+                    texts,
+                    f"{limit} of the {titles[texts]}" if limit else titles[texts],
+                    {seed: choose_items(of, limit) for seed, of in items.items()},
+                    able,
+                    seeds,
+                    bounds,
+                    limit,
+                    [row for row in rows if name_of(row) not in planned],
+                )
+            )
+        if not comparisons and of_texts:
+            # audio of utterances that every method decodes
+            heard = spread([item.utterance_id for item in of_texts[-1].first_items], audio)
+            of_texts = [replace(of, heard=heard) for of in of_texts]
+            of_texts[-1] = replace(of_texts[-1], samples=True)
+        comparisons += of_texts
     return comparisons
 
 
+def spread(ids: Sequence[str], count: int) -> frozenset[str]:
+    """Return so many evenly spaced ids, or all of them. Utterances are sorted by id, so this covers
+    the speakers as well."""
+    places = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(int)
+    return frozenset(ids[place] for place in places)
+
+
 def plan_jobs(comparison: Comparison, batch_size: int) -> list[Job]:
-    """Return the jobs in the order in which they are run: in a partial run, all methods have seen
-    the same utterances.
+    """Return the jobs that make a comparison's records, as far as no larger one makes them, in the
+    order in which they are run: in a partial run, all methods have seen the same utterances.
 
     Batches contain utterances of similar text length, and are the same for every number of
     processes.
     """
-    jobs = []
-    heard = comparison.heard()
-    for p, (prompt_seed, items) in enumerate(comparison.items.items()):
-        ordered = sorted(items, key=lambda item: (len(item.text_ids), item.utterance_id))
-        batches = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
-        for s, seed in enumerate(comparison.seeds):
-            first = s == p == 0
-            references = comparison.references if first else ()
-            methods: list[Entry | str] = [*references, *comparison.entries]
-            jobs += [
+    jobs: list[tuple[tuple[int, int, int, int], Job]] = []
+    seeds, prompt_seeds = list(comparison.seeds), list(comparison.items)
+    for m, row in enumerate(comparison.new):
+        for seed, prompt_seed, items in comparison.places(row):
+            ordered = sorted(items, key=lambda item: (len(item.text_ids), item.utterance_id))
+            s, p = seeds.index(seed), prompt_seeds.index(prompt_seed)
+            heard = comparison.heard if s == p == 0 else frozenset()
+            for b, start in enumerate(range(0, len(ordered), batch_size)):
+                batch = ordered[start : start + batch_size]
                 # shifted by batch, so that a slow method is not always run by the same process
-                Job(
-                    method,
-                    seed,
-                    prompt_seed,
-                    batch,
-                    s + b + m,
-                    comparison.texts,
-                    heard if first else set(),
-                )
-                for b, batch in enumerate(batches)
-                for m, method in enumerate(methods)
-            ]
-    return jobs
+                jobs.append(((p, s, b, m), Job(row, seed, batch, s + b + m, heard)))
+    return [job for _, job in sorted(jobs, key=lambda placed: placed[0])]

@@ -41,7 +41,13 @@ from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance
 from eval.compare.config import CompareConfig
 from eval.compare.maker import Maker, save_opus
-from eval.compare.plan import Comparison, Job, choose_items, plan_comparisons, plan_jobs
+from eval.compare.plan import (
+    Comparison,
+    choose_items,
+    name_of,
+    plan_comparisons,
+    plan_jobs,
+)
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tools import Tools, load_tools
 from eval.compare.tuned import Tuned, load_tuned
@@ -189,7 +195,7 @@ def make_records(compared: Compared, meeting: Meeting) -> Maker:
     total = sum(len(job.items) for job in mine)
     with progress(compared, "1/3 decode, transcribe", total) as bar:
         for job in mine:
-            bar.set_postfix_str(str(job.entry if isinstance(job.entry, str) else job.entry.name))
+            bar.set_postfix_str(name_of(job.row))
             maker.run(job, bar.update)
     return maker
 
@@ -237,28 +243,21 @@ def progress(compared: Compared, title: str, total: int) -> Iterator[tqdm]:
 
 
 def records_of(compared: Compared, comparison: Comparison, maker: Maker) -> list[Record]:
-    """Return the records of a comparison by method, seed, prompts and utterance. Raises DataError
-    if one is missing."""
-    found: dict[tuple[str, int, int, str], Record] = {}
-    for job in plan_jobs(comparison, compared.config.batch_size):
-        for item in job.items:
-            record = maker.record(job, item)
-            name = job.entry if isinstance(job.entry, str) else job.entry.name
-            if record is None:
-                raise DataError(
-                    f"{compared.out}: no record of {name}, seed {job.seed}, {item.utterance_id}; a "
-                    "process stopped early; run the comparison again, it continues"
-                )
-            key = name, job.seed, job.prompt_seed, item.utterance_id
-            found[key] = replace(record, texts=comparison.texts, prompt_seed=job.prompt_seed)
-    return [
-        found[name, seed, prompt_seed, item.utterance_id]
-        for name in comparison.methods
-        for seed in comparison.seeds
-        for prompt_seed, items in comparison.items.items()
-        for item in items
-        if (name, seed, prompt_seed, item.utterance_id) in found  # references have one seed
-    ]
+    """Return the records of a comparison by row, seed, prompts and utterance. Raises DataError if
+    one is missing."""
+    records = []
+    for row in comparison.rows:
+        for seed, prompt_seed, items in comparison.places(row):
+            for item in items:
+                record = maker.record(row, seed, item)
+                if record is None:
+                    raise DataError(
+                        f"{compared.out}: no record of {name_of(row)}, seed {seed}, "
+                        f"{item.utterance_id}; a process stopped early; run the comparison again, "
+                        "it continues"
+                    )
+                records.append(replace(record, texts=comparison.texts, prompt_seed=prompt_seed))
+    return records
 
 
 def measure(
@@ -268,9 +267,8 @@ def measure(
     tools, resamples = compared.tools, compared.config.resamples
     distances = None if tools.codebook is None else code_distances(tools.codebook)
     samplings = {e.name: e.sampling for e in comparison.entries}
-    rows = make_rows(
-        records, comparison.methods, times, resamples, list(tools.scorers), distances, samplings
-    )
+    names = list(map(name_of, comparison.rows))
+    rows = make_rows(records, names, times, resamples, list(tools.scorers), distances, samplings)
     spoken = [row for row in rows if row.decodes]
     counts = counts_of(records)
     axes = [axis for axis in (speed_axis(spoken), "tokens_per_pass") if axis]
@@ -282,8 +280,8 @@ def measure(
         utterances=len(comparison.first_items),
         rows=rows,
         pairs=[pair for axis in axes for pair in equal_speed(spoken, counts, axis, resamples)],
-        by_length=by_length(records, comparison.methods, resamples),
-        by_category=by_category(records, comparison.methods, categories, resamples),
+        by_length=by_length(records, names, resamples),
+        by_category=by_category(records, names, categories, resamples),
         power=power_of(spoken),
     )
 
@@ -291,16 +289,14 @@ def measure(
 def samples_of(compared: Compared, comparison: Comparison, maker: Maker) -> list[Sample]:
     """Return the utterances whose audio was kept: text, and per method the file, the transcript and
     the chunks. Pictures are large, and one sentence is enough as an example."""
-    tools, heard, samples = compared.tools, comparison.heard(), list[Sample]()
-    seed = comparison.seeds[0]
+    tools, samples = compared.tools, list[Sample]()
+    heard = comparison.heard if comparison.samples else ()
     for item in comparison.first_items:
         if item.utterance_id not in heard:
             continue
         voices = []
-        rows: list[Entry | str] = [*comparison.references, *comparison.entries]
-        for entry in rows:
-            job = Job(entry, seed, 0, [item], 0, comparison.texts, heard)
-            record = maker.record(job, item)
+        for row in comparison.rows:
+            record = maker.record(row, comparison.seeds[0], item)
             assert record is not None
             audio = maker.audio_path(record.method, item, record.fingerprint)
             picture = None if samples else sample_picture(tools.aligner, record, audio)

@@ -77,7 +77,7 @@ def compare_records(
     """Test the word errors of two methods' records, a - b, paired by the utterances that both
     have."""
     mine, theirs = (frame_of(of).groupby("id")[["wrong_words", "words"]].sum() for of in (a, b))
-    both = mine.join(theirs, how="inner", lsuffix="_a", rsuffix="_b")
+    both = mine.merge(theirs, on="id", suffixes=("_a", "_b"))
     return paired_test(*both.to_numpy(np.float64).T, resamples=resamples)
 
 

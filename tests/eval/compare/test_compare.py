@@ -169,6 +169,9 @@ def test_every_table_has_one_set_of_utterances(tmp_path):
     assert all(row.n == of.utterances for of in result.comparisons for row in of.rows)
     records = records_of(tmp_path)
     assert Counter(r.texts for r in records) == {"split": 2 * 6 + 5 * 12 + 4, "hard": 5 * 6}
+    # the part is made of what the whole has made
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    assert len(shard.read_text().splitlines()) == len(records)
     alone = spoken(
         tmp_path / "alone",
         replace(tiny_tools(), sets={"hard": {0: texts}}),
@@ -360,7 +363,7 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
 def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):
     tools = tiny_tools(count=5)
     (entry,) = make_methods(["car-2"], tools.models, SHORT)
-    job = Job(entry, 0, 0, tools.items, 0)
+    job = Job(entry, 0, tools.items, 0)
 
     def made(folder: Path, together: int, done: Sequence[Record] = ()) -> list[Record]:
         store = RecordStore(folder)

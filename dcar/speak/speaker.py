@@ -84,7 +84,7 @@ class Speaker:
     """Text-to-speech with a decoder, policy, tokenizer and vocoder that belong together.
 
     model = dcar.load("starter")                          # or "runs/car", policy="runs/policy"
-    model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
+    model.generate("The tide came in.", voice="voice.wav").save("out.wav")
     model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
     for piece in model.stream("The tide came in."):       # samples as they become available
         play(piece.samples, piece.rate)
@@ -189,42 +189,42 @@ class Speaker:
         return other
 
     def generate(
-        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+        self, text: str, voice: str | Path | Voice | None = None, **settings: Any
     ) -> Spoken:
-        """Speak a text with the voice of `prompt`: a recording of a second or more, or the name of
+        """Speak a text with a `voice`: a recording of a second or more, or the name of
         a shipped voice; None = the first shipped one.
 
         Sentences are decoded one by one, long ones clause by clause. settings: policy ("starter", a
         folder or a `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in
         `using`. Raises TextError, AudioError, DataError; DistributionError for a broken model.
         """
-        return self.join(text, list(self.sentences(text, prompt, **settings)))
+        return self.join(text, list(self.sentences(text, voice, **settings)))
 
-    def voice(self, prompt: str | Path | Voice | None) -> Voice:
-        """Return the voice for a `prompt` of `generate`, which also accepts the result, so that
+    def voice(self, name: str | Path | Voice | None) -> Voice:
+        """Return the voice for a `voice` of `generate`, which also accepts the result, so that
         a recording is read once. Raises AudioError if the recording cannot be used, ConfigError
         for an unknown name."""
-        if prompt is None:
+        if name is None:
             voice = shipped_voice("", self.tokenizer)
         else:
-            voice = prompt if isinstance(prompt, Voice) else find_voice(prompt, self.tokenizer)
+            voice = name if isinstance(name, Voice) else find_voice(name, self.tokenizer)
         if voice.recording is not None:
             self._recordings.add(voice.features, voice.recording)
         return voice
 
     def sentences(
-        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+        self, text: str, voice: str | Path | Voice | None = None, **settings: Any
     ) -> Iterator[Piece]:
         """Generate one piece per phrase, otherwise as `generate`, so that a long text is never
-        in memory as a whole. Text and prompt are checked at the call, before the first piece."""
+        in memory as a whole. Text and voice are checked at the call, before the first piece."""
         model = self.using(**settings)
-        parts, voice = model._phrases(text), model.voice(prompt)
+        parts, whose = model._phrases(text), model.voice(voice)
         if isinstance(model.vocoder, TokenVocoder):
             # Longer pieces than for a listener are cheaper; on a GPU, or without a second core,
             # whole phrases are.
             at_once = cores() > 1 and model.vocoder.device.type == "cpu"
-            return whole_phrases(model._stream(parts, voice, 64 if at_once else sys.maxsize))
-        return model._by_phrase(parts, voice)
+            return whole_phrases(model._stream(parts, whose, 64 if at_once else sys.maxsize))
+        return model._by_phrase(parts, whose)
 
     def _phrases(self, text: str) -> list[Phrase]:
         if not hasattr(self.encode, "name"):  # a text tokenizer of a language model's own
@@ -252,12 +252,12 @@ class Speaker:
                 )
 
     def stream(
-        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+        self, text: str, voice: str | Path | Voice | None = None, **settings: Any
     ) -> Iterator[Piece]:
         """Generate pieces as soon as they are final, otherwise as `generate`; concatenated, they
         are its waveform (up to rounding).
 
-        Text, prompt and models are checked at the call, before the first piece. Raises ConfigError
+        Text, voice and models are checked at the call, before the first piece. Raises ConfigError
         if the vocoder cannot stream.
         """
         model = self.using(**settings)
@@ -266,7 +266,7 @@ class Speaker:
                 "streaming needs this project's own vocoder, which synthesises piece by piece; "
                 "with another one omit --stream (use Speaker.generate)"
             )
-        return model._stream(model._phrases(text), model.voice(prompt))
+        return model._stream(model._phrases(text), model.voice(voice))
 
     def _is_small(self) -> bool:
         return sum(p.numel() for p in self.decoder.parameters()) < SMALL

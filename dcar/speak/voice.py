@@ -159,7 +159,7 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     if tokenizer.checksum != prepared_info(shipped("prepared")).tokenizer.checksum:
         raise ConfigError(
             "the shipped voices are tokens of the shipped tokenizer, but this model has another: "
-            "give --voice RECORDING.wav (in Python prompt=)"
+            "give --voice RECORDING.wav (in Python voice=)"
         )
     voices = starter_voices()
     name = name or next(iter(voices))

@@ -158,13 +158,13 @@ RECIPES = {
 def jobs() -> dict[str, tuple[str, str]]:
     """Return every job by its command line, `prepare` or `prepare mode=retokenize` -> (module,
     description)."""
-    found: dict[str, tuple[str, str]] = {}
+    commands: dict[str, tuple[str, str]] = {}
     for name, entry in COMMANDS.items():
         key, values = CHOICES.get(name, ("", {"": entry}))
-        (_, found[name]), *others = values.items()
+        (_, commands[name]), *others = values.items()
         for value, job in others:
-            found[f"{name} {key}={value}"] = job
-    return found
+            commands[f"{name} {key}={value}"] = job
+    return commands
 
 
 def resolve(words: list[str]) -> tuple[str, str, list[str]]:

@@ -71,14 +71,14 @@ def _shipped() -> str:
     from heads.policy import ChunkPolicy
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
-    made = made_by(load_tokenizer("starter"), PHONEME_VERSION)
+    origin = made_by(load_tokenizer("starter"), PHONEME_VERSION)
     check_together(
-        decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder"))
+        decoder, origin, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder"))
     )
     for name in ("policy", "policy-t0.4"):
         ChunkPolicy.from_pretrained(shipped(name)).check_base(decoder.checksum())
     CARDecoder.from_pretrained(shipped("far"))
-    load_token_recognizer("starter").check_reads(made, "the shipped tokenizer")
+    load_token_recognizer("starter").check_reads(origin, "the shipped tokenizer")
     return "decoders, policies, tokenizer, vocoder and token recogniser load and belong together"
 
 
@@ -112,23 +112,23 @@ def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
     """Check every list of digests under a folder. Return its number of files and their faults.
     Raises DataError if there is no list."""
     folder = Path(folder)
-    found: dict[Path, tuple[int, list[str]]] = {}
+    verdicts: dict[Path, tuple[int, list[str]]] = {}
     for path in sorted(p for name in LISTS for p in folder.rglob(name)):
         try:
             listed = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            found[path] = 0, [f"cannot be read ({error})"]
+            verdicts[path] = 0, [f"cannot be read ({error})"]
             continue
         if path.name == MANIFEST or "files" in listed:
             complete = {"complete": True} if path.name != MANIFEST else {}
             files = listed.get("files", {})
-            found[path] = len(files), faults(path.parent, {**listed, **complete})
-    if not found:
+            verdicts[path] = len(files), faults(path.parent, {**listed, **complete})
+    if not verdicts:
         raise DataError(
             f"{folder}: no list of digests ({', '.join(LISTS)}); give the folder of a run, of a "
             "prepared corpus or of a comparison written by this version"
         )
-    return found
+    return verdicts
 
 
 @dataclass
@@ -152,13 +152,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run `dcar doctor [FOLDER]`. Return status 1 if a check fails."""
     if folder := load_config(CONFIG, arguments).folder:
         verdicts = verify(folder)
-        for path, (files, found) in verdicts.items():
+        for path, (files, faults_of_list) in verdicts.items():
             print(
-                "\n      ".join([f"BAD   {path}", *found])
-                if found
+                "\n      ".join([f"BAD   {path}", *faults_of_list])
+                if faults_of_list
                 else f"ok    {path}: {files} files are as they were written"
             )
-        return int(any(found for _, found in verdicts.values()))
+        return int(any(faults_of_list for _, faults_of_list in verdicts.values()))
     failed = False
     for name, check in CHECKS.items():
         try:

@@ -191,8 +191,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        known = error.filename and error.errno in NO_PERMISSION
-        if not known or os.environ.get("DCAR_TRACEBACK"):
+        expected = error.filename and error.errno in NO_PERMISSION
+        if not expected or os.environ.get("DCAR_TRACEBACK"):
             raise
         print(
             f"{name}: {error.filename}: {error.strerror}; choose another folder, or change its "
@@ -269,7 +269,7 @@ def claimed(out: str | Path) -> Iterator[None]:
         yield
         return
     path = _lock_file(Path(out).resolve())
-    made = [folder for folder in path.parents if not folder.exists()]
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(path, out)
@@ -288,7 +288,7 @@ def claimed(out: str | Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
             _held.discard(descriptor)
             os.close(descriptor)
-            for folder in made:  # still empty if the run has written nothing
+            for folder in missing:  # still empty if the run has written nothing
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 

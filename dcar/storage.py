@@ -232,12 +232,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a folder; None if there is none. A broken one counts as that of an
     incomplete folder."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {"complete": False}
-    return found if isinstance(found, dict) else {"complete": False}
+    return manifest if isinstance(manifest, dict) else {"complete": False}
 
 
 def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
@@ -259,17 +259,17 @@ def file_differences(
     """Return the differences between a folder and a list of its files (name -> `digest`): a line
     for each file that is missing, of another size or of another digest. If the size agrees,
     `digest_of` computes the digest; None = the size is enough."""
-    found = []
+    differences = []
     for name, expected in files.items():
         path = folder / name
         try:
             size = path.stat().st_size
             if size != expected["size"]:
-                found.append(f"{name} has {size} of {expected['size']} bytes")
+                differences.append(f"{name} has {size} of {expected['size']} bytes")
             elif (read := digest_of(path)) is not None and read["sha256"] != expected["sha256"]:
-                found.append(f"{name} has another digest")
+                differences.append(f"{name} has another digest")
         except FileNotFoundError:
-            found.append(f"{name} is missing")
+            differences.append(f"{name} is missing")
         except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
-    return found
+            differences.append(f"{name} cannot be read ({error.strerror})")
+    return differences

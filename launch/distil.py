@@ -152,8 +152,8 @@ class Rendering:
         """Log-likelihood less word error rate plus similarity, as far as they are known. −inf if
         none is, or if the rendering is empty or was ended by the length guard."""
         parts = (self.read, None if self.wer is None else -self.wer, self.similarity)
-        known = [value for value in parts if value is not None]
-        total = sum(known) if known and self.tokens and not self.truncated else -math.inf
+        measured = [value for value in parts if value is not None]
+        total = sum(measured) if measured and self.tokens and not self.truncated else -math.inf
         return total if math.isfinite(total) else -math.inf
 
 
@@ -224,7 +224,7 @@ class Teacher:
         """Digest of everything that renderings and their measures depend on, but not the choice
         among them."""
         named = "limit prompt_tokens token_recognizer recognizer similarity vocoder".split()
-        made = [
+        methods = [
             {**entry.identity}
             | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}
             for entry, seed in self.ways
@@ -237,7 +237,7 @@ class Teacher:
         ]
         basis = [
             {name: getattr(self.config, name) for name in named},
-            made,
+            methods,
             weights,
             digest(prepared_folder(self.config.data) / "prepared.json"),
         ]
@@ -316,9 +316,9 @@ def run(config: DistilConfig) -> Path:
             mine, desc="decode and score", unit="block", disable=not state.is_main_process
         ):
             if read_json(path) is None:
-                made = zip(rows, teacher.speak(rows), strict=True)
+                spoken = zip(rows, teacher.speak(rows), strict=True)
                 write_json(
-                    path, {str(row): [asdict(c) for c in renderings] for row, renderings in made}
+                    path, {str(row): [asdict(c) for c in renderings] for row, renderings in spoken}
                 )
         meeting.wait("decoding and scoring")
         if state.is_main_process:
@@ -334,11 +334,11 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     chosen: dict[int, Rendering] = {}
     for path in tqdm(blocks, desc="choose", unit="block"):
         for row, renderings in (read_json(path) or {}).items():
-            found = best([Rendering(**c) for c in renderings], config.lowest_score)
-            if found and not keeps_recording(
+            rendering = best([Rendering(**c) for c in renderings], config.lowest_score)
+            if rendering and not keeps_recording(
                 teacher.rows[int(row)]["id"], config.recordings, config.seed
             ):
-                chosen[int(row)] = found
+                chosen[int(row)] = rendering
 
     prompts: dict[int, PromptItem] = {}
     # without BOS, training uses no prompts
@@ -349,7 +349,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     def spoken(row: dict[str, Any], index: int) -> dict[str, Any]:
         if index not in chosen:
             return {"recorded": row["speech"], "spoken_by": RECORDING, "score": math.nan}
-        found = chosen[index]
+        rendering = chosen[index]
         prompt: dict[str, Any] = {}
         if prompts:
             prompt = {
@@ -357,11 +357,11 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
                 "prompt_voice": prompts[index].speaker_embedding.tolist(),
             }
         return {
-            "speech": found.tokens,
+            "speech": rendering.tokens,
             "recorded": row["speech"],
-            "spoken_by": f"{found.spoken_by} seed {found.seed}",
-            "score": found.score,
-            "duration": len(found.tokens) / info.tokenizer.rate_hz,
+            "spoken_by": f"{rendering.spoken_by} seed {rendering.seed}",
+            "score": rendering.score,
+            "duration": len(rendering.tokens) / info.tokenizer.rate_hz,
             **prompt,
         }
 

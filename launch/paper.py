@@ -91,8 +91,8 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
     def stage(name: str, processes: int, inputs: str, command: str, suffix: str = "") -> None:
         """Add the stage that writes <out>/<name><suffix>. inputs: names in <out>."""
         output = out / f"{name}{suffix}"
-        given = [*words(command, values), f"out={output}", *overrides.get(name, [])]
-        jobs.append(Job(name, given, output, [out / i for i in inputs.split()], processes))
+        arguments = [*words(command, values), f"out={output}", *overrides.get(name, [])]
+        jobs.append(Job(name, arguments, output, [out / i for i in inputs.split()], processes))
 
     stage(
         "tokenizer",

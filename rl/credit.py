@@ -62,17 +62,17 @@ def decision_advantages(
     same whatever it chooses: those of the smallest chunk, or none if it chooses among several
     candidates.
     """
-    found = [
+    advantages = [
         np.full(len(of), 0.0 if one else math.nan) for one, of in zip(group, starts, strict=True)
     ]
-    located = [rollout for rollout in zip(group, starts, found, strict=True) if rollout[0]]
+    located = [rollout for rollout in zip(group, starts, advantages, strict=True) if rollout[0]]
     if not located:
-        return found
+        return advantages
     for reward in range(len(located[0][0])):
         mean = np.mean([one[reward].costs for one, _, _ in located], axis=0)
         for one, of, values in located:
             values += _better(one[reward], of, mean, window, shortest)
-    return found
+    return advantages
 
 
 def std_of(advantages: Sequence[np.ndarray]) -> float:

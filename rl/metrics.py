@@ -63,13 +63,13 @@ class Metrics:
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logs in which a list is replaced by one number per entry, name/1, name/2, …,
     because trackers accept only numbers."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in logs.items():
         if isinstance(value, list):
-            found |= {f"{name}/{i}": number for i, number in enumerate(value, start=1)}
+            values |= {f"{name}/{i}": number for i, number in enumerate(value, start=1)}
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def add_rollouts(
@@ -134,8 +134,8 @@ def add_update(
     that count in the loss."""
     by_decision = (torch.ones_like(mask), objective.entropy(log_probs), out.kl, out.clipped)
     largest = out.ratio.masked_fill(mask == 0, -math.inf).max()
-    found = torch.stack([*((values * mask).sum() for values in by_decision), largest])
-    decisions, *sums, ratio = found.tolist()  # one read of the device
+    totals = torch.stack([*((values * mask).sum() for values in by_decision), largest])
+    decisions, *sums, ratio = totals.tolist()  # one read of the device
     for name, total in zip(("entropy", "kl", "clip_fraction"), sums, strict=True):
         metrics.add(name, total, decisions)
     metrics.add("beta", beta)

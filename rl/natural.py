@@ -75,8 +75,8 @@ class NaturalGradient(torch.optim.Optimizer):
             dtype=np.float64,
             matvec=lambda v: damped(torch.from_numpy(v).to(gradient)).cpu().numpy(),
         )
-        found, _ = cg(operator, gradient.cpu().numpy(), rtol=TOLERANCE, maxiter=self.iterations)
-        x = torch.from_numpy(found).to(gradient)
+        direction, _ = cg(operator, gradient.cpu().numpy(), rtol=TOLERANCE, maxiter=self.iterations)
+        x = torch.from_numpy(direction).to(gradient)
         step = group["lr"] / (x @ damped(x)).sqrt() * x
         for weight, change in zip(weights, shaped(step, weights), strict=True):
             weight.sub_(change)
@@ -111,9 +111,9 @@ def fisher_product(
         along = torch.stack(
             [(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]
         ).sum()
-        found = torch.autograd.grad(along, weights, retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(along, weights, retain_graph=True, allow_unused=True)
         return [
-            torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)
+            torch.zeros_like(w) if f is None else f for f, w in zip(gradients, weights, strict=True)
         ]
 
     return product

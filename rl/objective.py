@@ -117,16 +117,16 @@ def aggregate(
     dr_grpo: sum / (rollouts * `normalizer`), a constant number of decisions. Raises ValueError for
     another loss type.
     """
-    kept = mask * weights.unsqueeze(-1)
+    counted = mask * weights.unsqueeze(-1)
     rollouts = (weights > 0).sum().clamp(min=1)
     if loss_type == "grpo":
-        return ((values * kept).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / rollouts
+        return ((values * counted).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / rollouts
     if loss_type == "bnpo":
-        return (values * kept).sum() / (mask * (weights > 0).unsqueeze(-1)).sum().clamp(min=1)
+        return (values * counted).sum() / (mask * (weights > 0).unsqueeze(-1)).sum().clamp(min=1)
     if loss_type == "dapo":
-        return (values * kept).sum() / normalizer
+        return (values * counted).sum() / normalizer
     if loss_type == "dr_grpo":
-        return (values * kept).sum() / (rollouts * normalizer)
+        return (values * counted).sum() / (rollouts * normalizer)
     raise ValueError(f"loss_type must be one of {', '.join(LOSS_TYPES)}, not '{loss_type}'")
 
 

@@ -33,7 +33,7 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
         return config.chunk_range
     try:
         profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
-        found, made_for = [int(size) for size in profile["range"]], profile["base_checksum"]
+        sizes, made_for = [int(size) for size in profile["range"]], profile["base_checksum"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"guidance {config.guidance}: cannot be read as a guidance profile ({error!r}); run "
@@ -43,7 +43,7 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
         raise CheckpointError(
             f"guidance {config.guidance} belongs to another decoder; run `dcar profile` with yours"
         )
-    return sorted(found)
+    return sorted(sizes)
 
 
 def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPolicy:

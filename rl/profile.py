@@ -127,13 +127,13 @@ def measure(
     records = []
     for seed in seeds:
         results = decode(base, items, FixedChunk(size), sampling, seed=seed, batch_size=batch_size)
-        made = [
+        decoded = [
             RolloutRecord(item, 0, size, result)
             for item, result in zip(items, results, strict=True)
         ]
-        synthesise(made, vocoder)
-        transcribe(made, recognizer)
-        records += made
+        synthesise(decoded, vocoder)
+        transcribe(decoded, recognizer)
+        records += decoded
     score = corpus_wer([r.errors for r in records])
     if score.coverage < 0.8:
         raise RewardError(

@@ -66,7 +66,7 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     """
     items = [r.item for r in records]
     # copies, because a reward may change what it receives in place
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "completions": [list(r.result.tokens) for r in records],
         "completion_ids": [list(r.result.tokens) for r in records],
         "chunk_sizes": [list(r.result.sizes) for r in records],
@@ -81,12 +81,12 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
         "rollouts": records,
     }
     if any(r.sample_rate for r in records):
-        found |= {
+        columns |= {
             "audio": [None if r.wave is None else r.wave.copy() for r in records],
             "sample_rate": max(r.sample_rate for r in records),
         }
     further = items[0].columns if items else {}
-    return {**{name: [i.columns.get(name) for i in items] for name in further}, **found}
+    return {**{name: [i.columns.get(name) for i in items] for name in further}, **columns}
 
 
 def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float | None]:
@@ -336,8 +336,8 @@ class LikelihoodReward:
 
 def aligned(records: Rollouts, recognizer: Any) -> list[tuple[RolloutRecord, Alignment]]:
     """Return the rollouts in which a recogniser can locate losses, each with its alignment."""
-    found = [r for r in records if recognizer in r.alignments and r.has_places]
-    return [(r, r.alignments[recognizer]) for r in found]
+    alignable = [r for r in records if recognizer in r.alignments and r.has_places]
+    return [(r, r.alignments[recognizer]) for r in alignable]
 
 
 def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:
@@ -480,7 +480,7 @@ def import_rewards(rewards: Sequence[str | Reward]) -> list[str | Reward]:
     """Return rewards in which dotted paths are replaced by the functions that they name;
     built-in names and functions stay. The working directory is searched, too. Raises ConfigError
     for a path that cannot be imported, and for an object that cannot be called."""
-    found: list[str | Reward] = []
+    imported_rewards: list[str | Reward] = []
     for reward in rewards:
         if isinstance(reward, str) and reward not in BUILT_IN:
             if "." not in reward:
@@ -494,5 +494,5 @@ def import_rewards(rewards: Sequence[str | Reward]) -> list[str | Reward]:
                 f"reward_funcs: {reward!r:.80} is not callable; give a function (completions, "
                 "**columns) -> list of numbers"
             )
-        found.append(reward)
-    return found
+        imported_rewards.append(reward)
+    return imported_rewards

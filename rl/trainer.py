@@ -236,9 +236,9 @@ class DCPOTrainer(ResilientTrainer):
         contain it."""
         args = self.args
         if not args.pass_cost:
-            found = None
+            cost = None
             if args.process_index == 0:
-                found = stored_pass_cost(
+                cost = stored_pass_cost(
                     self.out / "pass_cost.json",
                     args.resume_from_checkpoint == "never",
                     partial(
@@ -251,8 +251,8 @@ class DCPOTrainer(ResilientTrainer):
                         args.num_candidates,
                     ),
                 )
-            (found,) = broadcast_object_list([found])
-            args.pass_cost = [round(ms, 4) for ms in found]
+            (cost,) = broadcast_object_list([cost])
+            args.pass_cost = [round(ms, 4) for ms in cost]
         return PassCost(*args.pass_cost)
 
     @property
@@ -297,9 +297,11 @@ class DCPOTrainer(ResilientTrainer):
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             products = [
                 fisher_product(
-                    log_probs_of(self.policy, made.batch), partial(self._mean, made), weights
+                    log_probs_of(self.policy, prepared.batch),
+                    partial(self._mean, prepared),
+                    weights,
                 )
-                for made in self._window
+                for prepared in self._window
             ]
 
         def product(v: Sequence[Tensor]) -> list[Tensor]:
@@ -415,7 +417,7 @@ class DCPOTrainer(ResilientTrainer):
         # 3. back into micro-batches, with what the policies before say of the same decisions
         counts = [len(b.records) for b in batches]
         window, old = [], None
-        for batch, zero_std, mine, kept in zip(
+        for batch, zero_std, mine, weight in zip(
             batches,
             advantages.zero_std.split([count // group for count in counts]),
             values.split(counts),
@@ -437,7 +439,7 @@ class DCPOTrainer(ResilientTrainer):
                 if args.num_iterations > 1:
                     old = objective.taken(log_probs_of(self.rollout_policy, batch), batch.actions)
             window.append(
-                UpdateBatch(batch, mine, kept, old, reference, float(args.max_completion_length))
+                UpdateBatch(batch, mine, weight, old, reference, float(args.max_completion_length))
             )
         if args.loss_type == "dapo":
             counted = [(m.batch.mask * (m.weights > 0).unsqueeze(-1)).sum() for m in window]
@@ -493,23 +495,23 @@ class DCPOTrainer(ResilientTrainer):
         starts = [
             [p - r.result.prompt_length + 1 for p in r.result.decision_positions] for r in records
         ]
-        found = []
+        charges = []
         for i in range(0, len(records), group):
-            found += decision_advantages(
+            charges += decision_advantages(
                 located[i : i + group], starts[i : i + group], args.credit_window, shortest
             )
         if self.pass_cost is not None:
             sizes = [np.array(r.result.sizes) for r in records]
             saved = self.pass_cost.saved(sizes, self._mean_size(records), args.credit_window)
-            found = [
+            charges = [
                 values + args.points_per_percent * more
-                for values, more in zip(found, saved, strict=True)
+                for values, more in zip(charges, saved, strict=True)
             ]
         if args.scale_rewards == "batch":
-            found = scaled(found, group, gather_object(found))
+            charges = scaled(charges, group, gather_object(charges))
         elif args.scale_rewards == "group":
-            found = scaled(found, group)
-        padded = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in found], True)
+            charges = scaled(charges, group)
+        padded = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in charges], True)
         return self._group_advantages(rest).values[:, None] + padded.to(rest.device, torch.float32)
 
     def _check_failures(self, records: Sequence[RolloutRecord], rewards: Tensor) -> None:
@@ -630,13 +632,13 @@ class DCPOTrainer(ResilientTrainer):
         **kwargs,
     ):
         if resume_from_checkpoint is True:
-            found = latest_checkpoint(self.args.output_dir)
-            if found is None:
+            latest = latest_checkpoint(self.args.output_dir)
+            if latest is None:
                 raise CheckpointError(
                     f"{self.args.output_dir}: contains no complete checkpoint to resume "
                     "from; leave resume_from_checkpoint out to start a new run"
                 )
-            resume_from_checkpoint = str(found)
+            resume_from_checkpoint = str(latest)
         if resume_from_checkpoint:
             self._load_copies(checkpoint := Path(resume_from_checkpoint))
             if self.check_resume(checkpoint):  # the run was complete: train and log nothing

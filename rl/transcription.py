@@ -196,13 +196,13 @@ def ground_truth_errors(
 ) -> dict[str, WordErrors | None]:
     """Return the word errors of every recording, resynthesised from its own tokens, by id; None
     if that failed."""
-    found: dict[str, WordErrors | None] = {}
+    errors: dict[str, WordErrors | None] = {}
     for start in range(0, len(items), RECORDINGS_AT_ONCE):
         records = [recording(item) for item in items[start : start + RECORDINGS_AT_ONCE]]
         synthesise(records, vocoder)
         transcribe(records, recognizer)
-        found |= {record.item.utterance_id: record.errors for record in records}
-    return found
+        errors |= {record.item.utterance_id: record.errors for record in records}
+    return errors
 
 
 def check_recognizer(recognizer: str, wer: float, limit: float) -> None:

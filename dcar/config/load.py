@@ -48,14 +48,14 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         print(help_text(schema))
         raise SystemExit(0)
     top: Any = schema
-    known = settings_of(top)
+    settings = settings_of(top)
     values: dict[str, Given] = {}
     for given in _given(schema, arguments):
-        if given.key not in known:
+        if given.key not in settings:
             raise ConfigError(
-                f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known)}"
+                f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, settings)}"
             )
-        if known[given.key].group:
+        if settings[given.key].group:
             raise ConfigError(
                 f"{given.where}: {given.key} is a group of settings: set {given.key}.…, not the "
                 "group itself"
@@ -63,10 +63,10 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         values[given.key] = given
     converted = {}
     for key, given in values.items():
-        s = known[key]
+        s = settings[key]
         try:
-            found = fitting(key, given.value, s.hint, s.meaning)
-            converted[key] = found if s.meaning.prose else at_home(found)
+            value = fitting(key, given.value, s.hint, s.meaning)
+            converted[key] = value if s.meaning.prose else at_home(value)
             if s.meaning.place:
                 if converted[key] == "" and s.default not in ("", None):
                     raise ConfigError(
@@ -76,11 +76,11 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error
     if missing := [
-        s.key for s in known.values() if s.default is MISSING and s.key not in converted
+        s.key for s in settings.values() if s.default is MISSING and s.key not in converted
     ]:
         raise ConfigError(f"{missing[0]} is not set: give {missing[0]}=…")
-    if "out" in known and known["out"].meaning.place:
-        out = converted.get("out", known["out"].default)
+    if "out" in settings and settings["out"].meaning.place:
+        out = converted.get("out", settings["out"].default)
         if out and os.path.islink(os.path.normpath(out)):
             # a link to another disk stays: what is written replaces files and folders whole
             converted["out"] = os.path.realpath(out)
@@ -92,14 +92,18 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     """Return all settings of files and command line, in increasing priority."""
-    known = settings_of(schema)
-    groups = frozenset(key for key, s in known.items() if s.group)
-    files, pairs = split_arguments(arguments, known)
+    schema_settings = settings_of(schema)
+    groups = frozenset(key for key, s in schema_settings.items() if s.group)
+    files, pairs = split_arguments(arguments, schema_settings)
     settings = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
-        is_text = key in known and known[key].hint in (str, str | None)
+        is_text = key in schema_settings and schema_settings[key].hint in (str, str | None)
         try:
-            value = text if key in known and known[key].meaning.positional else typed(text, is_text)
+            value = (
+                text
+                if key in schema_settings and schema_settings[key].meaning.positional
+                else typed(text, is_text)
+            )
         except ConfigError as error:
             raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
         settings += leaves({key: value}, groups, lambda key: COMMAND_LINE)
@@ -146,8 +150,10 @@ def _located(message: str, values: dict[str, Given]) -> str:
 def plain(value: Any) -> Any:
     """Return a configuration, or a part of one, in YAML's types, with the keys that users write."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = settings_of(type(value))
-        return {s.key: plain(getattr(value, s.path[0])) for s in known.values() if len(s.path) == 1}
+        settings = settings_of(type(value))
+        return {
+            s.key: plain(getattr(value, s.path[0])) for s in settings.values() if len(s.path) == 1
+        }
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
@@ -216,24 +222,24 @@ def help_text(schema: type) -> str:
     Settings of another project's dataclass come last, one line each: the first sentence of their
     help.
     """
-    known = settings_of(schema)
+    settings = settings_of(schema)
     refused: frozenset[str] = getattr(schema, "REFUSED", frozenset())
-    words = [s.key.upper() for s in known.values() if s.meaning.positional]
-    words += [f"[{s.meaning.short} {s.key.upper()}]" for s in known.values() if s.meaning.short]
+    words = [s.key.upper() for s in settings.values() if s.meaning.positional]
+    words += [f"[{s.meaning.short} {s.key.upper()}]" for s in settings.values() if s.meaning.short]
     lines = [" ".join(["usage:", program(), *words, "[--config RECIPE]", "[key=value …]"]), ""]
     lines += textwrap.wrap((schema.__doc__ or "").strip().split("\n\n")[0], WIDTH)
-    for group in ("", *(s.key for s in known.values() if s.group)):
-        lines += ["", *([f"{group}: {known[group].meaning}"] if group else [])]
+    for group in ("", *(s.key for s in settings.values() if s.group)):
+        lines += ["", *([f"{group}: {settings[group].meaning}"] if group else [])]
         lines += _rows(
             [
                 s
-                for s in known.values()
+                for s in settings.values()
                 if not s.group and s.meaning.declared and s.key.rpartition(".")[0] == group
             ]
         )
     foreign = [
         s
-        for s in known.values()
+        for s in settings.values()
         if not s.group and not s.meaning.declared and s.path[-1] not in refused
     ]
     if foreign:

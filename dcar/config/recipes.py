@@ -42,8 +42,8 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
                 return path, variant
     if os.path.exists(named) or "\0" in named:  # for example a folder
         return Path(named), ""
-    known = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
-    near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)
+    names = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
+    near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(
         f"{named}: neither a file nor a shipped recipe{hint} (`dcar --recipes` lists them)"
@@ -63,7 +63,7 @@ class Recipe:
 @cache
 def shipped() -> list[Recipe]:
     """Return all shipped recipes by name."""
-    found = []
+    recipes = []
     for path in sorted(folder().glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         variants = re.findall(
@@ -72,5 +72,5 @@ def shipped() -> list[Recipe]:
         top = " ".join(
             line.lstrip("# ") for line in re.split(r"\n(?:#  |[^#])", text)[0].split("\n")
         )
-        found.append(Recipe(path.stem, re.split(r"(?<!App)\.(?: |$)", top)[0], dict(variants)))
-    return found
+        recipes.append(Recipe(path.stem, re.split(r"(?<!App)\.(?: |$)", top)[0], dict(variants)))
+    return recipes

@@ -67,12 +67,12 @@ def changed_settings(
             f"{step} or more, {start_again}"
         )
     old, new = (run.get("settings") or {} for run in (before, now))
-    found = {
+    differing = {
         name: [old[name], new[name]]
         for name in old.keys() & new.keys() - NO_EFFECT
         if old[name] != new[name]
     }
-    lasting = found.keys() - (TAKE_EFFECT if step < steps else {"max_steps"})
+    lasting = differing.keys() - (TAKE_EFFECT if step < steps else {"max_steps"})
     if lasting:
         why = (
             "which cannot change within a run"
@@ -80,7 +80,8 @@ def changed_settings(
             else f"and all {step} steps are done: nothing would be trained so; raise max_steps"
         )
         differences = ", ".join(
-            f"{name}={found[name][0]!r} (here {found[name][1]!r})" for name in sorted(lasting)
+            f"{name}={differing[name][0]!r} (here {differing[name][1]!r})"
+            for name in sorted(lasting)
         )
         raise CheckpointError(f"{where}: trained with {differences}, {why}; {start_again}")
-    return found
+    return differing

@@ -166,12 +166,12 @@ def _streamed(
         for index, row in enumerate(rows):
             source = f"{label}:{index + 1}"
             default = f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
-            if (found := encoded_audio(row[audio])) is None:
+            if (sound := encoded_audio(row[audio])) is None:
                 yield Problem(
                     default, source, f"column {audio!r} contains neither audio bytes nor a path"
                 )
             else:
-                yield _utterance(row, columns, found, default, split, source)
+                yield _utterance(row, columns, sound, default, split, source)
     except (OSError, ValueError) as error:
         # a shard is read as a whole: the rows after a damaged one cannot be read either
         cause = f"{type(error).__name__}: {error}"

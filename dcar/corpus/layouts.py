@@ -151,7 +151,7 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
     """Return id -> its split and the place that lists it. A line is an id, or begins with one as
     in lists for other programs (`wavs/ID.wav|text`). Raises DataError for an id in two places or
     a line that cannot be read."""
-    found: dict[str, tuple[str, str]] = {}
+    listed: dict[str, tuple[str, str]] = {}
     for file in lists:
         for line, text, error in text_lines(file):
             source = f"{file}:{line}"
@@ -160,13 +160,13 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
                 raise DataError(
                     f"{source}: {error or 'no id'}; write one id of metadata.csv per line"
                 )
-            if name in found:
+            if name in listed:
                 raise DataError(
-                    f"{source}: {name} is also listed in {found[name][1]}; an utterance has one "
+                    f"{source}: {name} is also listed in {listed[name][1]}; an utterance has one "
                     "split"
                 )
-            found[name] = (canonical_split(file.stem), source)
-    return found
+            listed[name] = (canonical_split(file.stem), source)
+    return listed
 
 
 def jsonl_parts(root: Path) -> list[Part]:

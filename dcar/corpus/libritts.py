@@ -32,28 +32,28 @@ def libritts_parts(root: Path, subsets: Sequence[str] = ()) -> list[Part]:
 
     Raises DataError if a requested subset is missing, or nothing has this layout.
     """
-    found = _subsets(root)
-    if found == [root] and subsets and list(subsets) != [root.name]:
+    folders = _subsets(root)
+    if folders == [root] and subsets and list(subsets) != [root.name]:
         raise DataError(
             f"{root}: is itself the subset {root.name}; give the folder above it to choose subsets"
         )
-    absent = sorted(set(subsets) - {p.name for p in found})
+    absent = sorted(set(subsets) - {p.name for p in folders})
     if absent:
         raise DataError(
-            f"{root}: no subset {', '.join(absent)} (found: {', '.join(p.name for p in found)}); "
+            f"{root}: no subset {', '.join(absent)} (found: {', '.join(p.name for p in folders)}); "
             f"LibriTTS has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60"
         )
-    return [Part(p.name, partial(_subset, p)) for p in found if not subsets or p.name in subsets]
+    return [Part(p.name, partial(_subset, p)) for p in folders if not subsets or p.name in subsets]
 
 
 def _subsets(root: Path) -> list[Path]:
     """Return the subsets in a corpus folder, or the folder itself if it is one."""
-    found = [root] if _is_subset(root) else [p for p in sorted(root.iterdir()) if _is_subset(p)]
-    if not found:
+    subsets = [root] if _is_subset(root) else [p for p in sorted(root.iterdir()) if _is_subset(p)]
+    if not subsets:
         raise DataError(
             f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}"
         )
-    return found
+    return subsets
 
 
 def _is_subset(folder: Path) -> bool:

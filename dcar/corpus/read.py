@@ -165,10 +165,10 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
 def _fault(u: Utterance) -> str | None:
     """Return the reason why an utterance is unusable, before its audio and its text are checked."""
     for label in ("id", "speaker", "split", "text", "prompt_text"):
-        if found := _HALF.search(getattr(u, label) or ""):
+        if match := _HALF.search(getattr(u, label) or ""):
             return (
-                f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at "
-                f"character {found.start() + 1}); write it again"
+                f"the {label} holds half a character (U+{ord(match[0]):04X}, a lone surrogate, at "
+                f"character {match.start() + 1}); write it again"
             )
     audio = u.audio.path if isinstance(u.audio, AudioSegment) else u.audio
     if _HALF.search(u.source):
@@ -211,7 +211,7 @@ def validate_corpus(
             unit="utt",
             disable=not progress,
         )
-        for u, found in zip(utterances, looked, strict=True):
+        for u, faults in zip(utterances, looked, strict=True):
             if u.id in first:
                 problems.append(
                     Problem(
@@ -221,7 +221,7 @@ def validate_corpus(
                     )
                 )
             first.setdefault(u.id, u.source)
-            problems += found
+            problems += faults
     return problems
 
 

@@ -35,8 +35,8 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 def encoded_audio(value: Any) -> str | bytes | None:
     """Return the content of a cell of an Audio column of `datasets`: encoded bytes, or else a
     path; None if it has neither."""
-    found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
-    return found if isinstance(found, str | bytes) else None
+    content = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
+    return content if isinstance(content, str | bytes) else None
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class StoredAudio:
             raise AudioError(
                 f"row {self.index}: cannot be read from the dataset ({error}); copy it again"
             ) from None
-        if (found := encoded_audio(value)) is None:
+        if (content := encoded_audio(value)) is None:
             raise AudioError(
                 f"row {self.index}: column {self.column!r} contains neither audio bytes nor a path"
             )
-        return found
+        return content
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,11 @@ def canonical_split(name: str) -> str:
 def known_split(name: str) -> str | None:
     """Return the split as `canonical_split` does; None for other names. Text after the name of a
     split is separated from it as in `datasets`: by one of `-_.`, a space or a digit."""
-    found = _SPLIT.fullmatch(name)
+    match = _SPLIT.fullmatch(name)
     starts = {"train": "train", "dev": "dev", "val": "dev", "test": "test", "eval": "test"}
     return (
-        next(split for start, split in starts.items() if found[1].lower().startswith(start))
-        if found
+        next(split for start, split in starts.items() if match[1].lower().startswith(start))
+        if match
         else None
     )
 
@@ -200,13 +200,13 @@ def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
     """Return the files of a folder (deep: also of its subfolders) with one of these suffixes, in
     small letters or capitals, sorted. The files that macOS writes next to them (`._NAME`) are
     skipped with a warning."""
-    found = [
+    paths = [
         p
         for p in (folder.rglob("*") if deep else folder.iterdir())
         if p.name.lower().endswith(endings)
     ]
-    files = sorted(p for p in found if not is_companion(p) and p.is_file())
-    warn_of_companions(folder, sum(map(is_companion, found)))
+    files = sorted(p for p in paths if not is_companion(p) and p.is_file())
+    warn_of_companions(folder, sum(map(is_companion, paths)))
     return files
 
 

@@ -113,8 +113,10 @@ class CausalMask:
         rows, width = table.shape
         if new > rows or columns > width:
             rows, width = max(new, rows, 8), max(round_up(columns, STEP), width)
-            seen = torch.ones(rows, width, dtype=torch.bool, device=table.device).tril(width - rows)
-            self._table = table = additive(seen, table.dtype)
+            visible = torch.ones(rows, width, dtype=torch.bool, device=table.device).tril(
+                width - rows
+            )
+            self._table = table = additive(visible, table.dtype)
         return table[None, None, rows - new :, width - columns :]
 
 
@@ -249,5 +251,5 @@ def mask_of(
     if counts is None:
         return additive(cache.mask(longest, new, tree), cache.dtype)
     column = torch.arange(cache.columns(longest, new), device=counts.device)
-    seen = column < (cache.prefix + cache.lengths + counts)[:, None]
-    return additive(seen[:, None, None], cache.dtype)
+    visible = column < (cache.prefix + cache.lengths + counts)[:, None]
+    return additive(visible[:, None, None], cache.dtype)

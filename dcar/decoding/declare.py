@@ -123,12 +123,12 @@ def decoding_method(
     """
 
     def declare(cls: Class) -> Class:
-        made: Any = dataclass(eq=False, repr=False)(cls)
-        made.kind, made.example = name, example or name
-        made.style = style or Style(name)
+        method: Any = dataclass(eq=False, repr=False)(cls)
+        method.kind, method.example = name, example or name
+        method.style = style or Style(name)
         if name:
-            METHODS[name] = made
-        return made
+            METHODS[name] = method
+        return method
 
     return declare
 

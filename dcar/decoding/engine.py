@@ -318,14 +318,14 @@ class Engine:
             keys = group_keys(seed, names, members, common_random_numbers)
             places = [read.places[id(p)] for p in prompts]
             limits = [length_limit(p, self.sampling) for p in prompts]
-            given = self._given(torch.stack((*map(torch.tensor, (rows, places, limits)), *keys)))
-            start = partial(self._start, state, given, read)
+            numbers = self._given(torch.stack((*map(torch.tensor, (rows, places, limits)), *keys)))
+            start = partial(self._start, state, numbers, read)
             if self.graphs.enabled:
-                key = "start", given.shape, read.batch[0].shape, read.hidden.shape
+                key = "start", numbers.shape, read.batch[0].shape, read.hidden.shape
                 self.graphs.run(key, start)  # starting twice is starting once
             else:
                 start()
-            self.method.admit(state, given[0, : len(rows)], Admitted(prompts, members, seed))
+            self.method.admit(state, numbers[0, : len(rows)], Admitted(prompts, members, seed))
             self._read = None if self.eager else read
 
     def _read_next(
@@ -349,8 +349,8 @@ class Engine:
             return numbers
         count = numbers.shape[1]
         numbers = numbers[:, torch.arange(self._bucket(count)).clamp(max=count - 1)]
-        given = self._numbers[: numbers.numel()].view(numbers.shape)
-        return given.copy_(numbers, non_blocking=True)
+        buffer = self._numbers[: numbers.numel()].view(numbers.shape)
+        return buffer.copy_(numbers, non_blocking=True)
 
     def _start(self, state: BatchState, given: Tensor, read: ReadPrompts) -> None:
         """Start utterances: given [5, R], by row its number, the place of its prompt, its limit and

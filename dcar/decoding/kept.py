@@ -103,10 +103,12 @@ def decode(
     }
     # On a CPU buffers of a batch save no time. Hidden states of many positions are large.
     if not isinstance(model, Reader) and not record_hidden:
-        kept = kept_engines(model)
-        if (rows == 1 or kept.reader.device.type != "cpu") and kept.lock.acquire(blocking=False):
+        engines = kept_engines(model)
+        if (rows == 1 or engines.reader.device.type != "cpu") and engines.lock.acquire(
+            blocking=False
+        ):
             try:
-                return kept.engine(method, sampling, rows).decode(prompts, **how)
+                return engines.engine(method, sampling, rows).decode(prompts, **how)
             finally:
-                kept.lock.release()
+                engines.lock.release()
     return Engine(model, method, sampling, rows, record_hidden=record_hidden).decode(prompts, **how)

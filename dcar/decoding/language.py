@@ -313,12 +313,12 @@ class LanguageReader(Reader):
         column = torch.arange(n + p, device=self.device)
         real = (column < lengths[:, None]) | (column >= n)  # [B, n + P]
         # [B, n + P, n + P]; every row sees at least column 0
-        seen = (column <= column[:, None]) & real[:, None]
+        visible = (column <= column[:, None]) & real[:, None]
         positions = torch.where(column < n, column, column - n + lengths[:, None])
         x = torch.cat((prefix.to(self.dtype), self._embed(prompt_ids)), dim=1)
         # text and prompt are read as one tree
         whole = cache.without_prefix()
-        columns = columns_of(whole, 0, n + p, self._causal, tree=seen)
+        columns = columns_of(whole, 0, n + p, self._causal, tree=visible)
         hidden = self._run(whole, x, positions, columns)[:, n:]
         cache.lengths = prompt_lengths
         return cache, hidden

@@ -81,15 +81,15 @@ class PromptBlocks:
         text = round_up(max(len(p.text_ids) for p in prompts), TEXT_BLOCK)
         longest = max(len(p.prompt_ids) for p in prompts) + bos
         speech = min(round_up(longest, PROMPT_BLOCK), most)
-        given = torch.zeros(rows, 2 + text + speech, dtype=torch.long)
+        packed = torch.zeros(rows, 2 + text + speech, dtype=torch.long)
         padded = batch_of(
             [*prompts, *[prompts[-1]] * (rows - len(prompts))], self.reader.config, "cpu"
         )
-        given[:, 0], given[:, 1] = padded.text_lengths, padded.prompt_lengths
-        given[:, 2 : 2 + padded.text_ids.shape[1]] = padded.text_ids
-        given[:, 2 + text : 2 + text + longest] = padded.prompt_ids
-        ids = self._ids[: given.numel()].view(given.shape)
-        ids.copy_(given, non_blocking=True)
+        packed[:, 0], packed[:, 1] = padded.text_lengths, padded.prompt_lengths
+        packed[:, 2 : 2 + padded.text_ids.shape[1]] = padded.text_ids
+        packed[:, 2 + text : 2 + text + longest] = padded.prompt_ids
+        ids = self._ids[: packed.numel()].view(packed.shape)
+        ids.copy_(packed, non_blocking=True)
         batch = PromptBatch(ids[:, 2 : 2 + text], ids[:, 0], ids[:, 2 + text :], ids[:, 1])
         hidden = self._hidden[:rows, :speech]
         fill = partial(self._fill, batch, hidden)

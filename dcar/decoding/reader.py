@@ -165,7 +165,7 @@ class CARReader(Reader):
         column = torch.arange(total, device=self.device)
         spoken = column >= text
         # [B, S, S]: text sees text, speech also the speech before it; every row sees column 0
-        seen = (column < cache.prefix_lengths[:, None])[:, None] | (
+        visible = (column < cache.prefix_lengths[:, None])[:, None] | (
             spoken & spoken[:, None] & (column <= column[:, None])
         )
         speech = self._both.second_of(column[text:] - text - cache.origin[:, None])
@@ -179,7 +179,7 @@ class CARReader(Reader):
             ),
             1,
         )
-        columns = columns_of(cache.without_prefix(), 0, total, self._causal, tree=seen)
+        columns = columns_of(cache.without_prefix(), 0, total, self._causal, tree=visible)
         hidden = self.stack.read(x.flatten(0, 1), self._both, positions.view(-1), columns)
         return hidden.view(x.shape)[:, text:]
 
@@ -202,14 +202,14 @@ class CARReader(Reader):
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         self._text_rotary.cover(0, text - 1)
-        seen = (position < cache.prefix_lengths[:, None])[:, None]  # [B, 1, N]
+        visible = (position < cache.prefix_lengths[:, None])[:, None]  # [B, 1, N]
         columns = columns_of(
             cache.without_prefix(),
             0,
             text,
             self._causal,
             real=real,
-            tree=seen.expand(rows, text, text),
+            tree=visible.expand(rows, text, text),
         )
         columns.writes_only = True
         self.stack.read(

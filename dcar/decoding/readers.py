@@ -33,10 +33,10 @@ def reader_of(model: AnyDecoder | Reader, compile: bool | None = None) -> Reader
     signature = weights_signature(model)
     if model not in _readers or _readers[model][0] != signature:
         _readers[model] = signature, {}
-    made = _readers[model][1]
-    if compile not in made:
-        made[compile] = _make_reader(model, compile)
-    return made[compile]
+    reader = _readers[model][1]
+    if compile not in reader:
+        reader[compile] = _make_reader(model, compile)
+    return reader[compile]
 
 
 def _backend(weight: Tensor, compile: bool) -> Backend:

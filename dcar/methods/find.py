@@ -34,13 +34,13 @@ def find_method(name: str) -> tuple[str, type[Method]]:
     Raises ConfigError for an unknown name, and for a class that cannot be imported or is not a
     method.
     """
-    known = every_method()
-    prefixes = (p for p in known if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
+    methods = every_method()
+    prefixes = (p for p in methods if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
     if prefix := max(prefixes, key=len, default=""):
-        return prefix, known[prefix]
+        return prefix, methods[prefix]
     dotted = _PATH.match(name)
     if dotted is None:
-        written = ", ".join(cls.example for cls in known.values())
+        written = ", ".join(cls.example for cls in methods.values())
         raise ConfigError(
             f"unknown method '{name}'; methods are written {written} (see docs/methods.md); a "
             "class of your own is written package.module.Class"
@@ -64,6 +64,6 @@ def find_method(name: str) -> tuple[str, type[Method]]:
 def class_of(method: str) -> type[Method]:
     """Return the class of a method by its name without settings; `Method` for one that no name
     lists, as an entry of one's own may have."""
-    if method in (known := every_method()):
-        return known[method]
+    if method in (methods := every_method()):
+        return methods[method]
     return find_method(method)[1] if re.fullmatch(_PATH, method) else Method

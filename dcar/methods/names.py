@@ -70,14 +70,14 @@ class MethodSpec:
         """Parse a compact name. Raises ConfigError for one that is unknown, malformed or
         incomplete."""
         kind, of = find_method(name)
-        known = (*settings_of(of), *SAMPLING)
-        match = re.fullmatch("".join(map(_pattern, known)), name.removeprefix(kind), re.DOTALL)
+        settings = (*settings_of(of), *SAMPLING)
+        match = re.fullmatch("".join(map(_pattern, settings)), name.removeprefix(kind), re.DOTALL)
         if match is None:
             raise ConfigError(
                 f"method '{name}' is not written as {of.example or kind}; {_about(of)}"
             )
-        written = {s.name: match[s.name] for s in known if match[s.name] is not None}
-        values = {s.name: _value(s, written[s.name]) for s in known if s.name in written}
+        written = {s.name: match[s.name] for s in settings if match[s.name] is not None}
+        values = {s.name: _value(s, written[s.name]) for s in settings if s.name in written}
         return cls._checked(kind, of, values, name)
 
     @classmethod
@@ -98,12 +98,12 @@ class MethodSpec:
     def _checked(
         cls, kind: str, of: type[Method], values: Mapping[str, Any], name: str
     ) -> MethodSpec:
-        known = (*settings_of(of), *SAMPLING)
-        if unknown := values.keys() - {s.name for s in known}:
+        listed = (*settings_of(of), *SAMPLING)
+        if unknown := values.keys() - {s.name for s in listed}:
             raise ConfigError(f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(of)}")
         before = settings_before(of, values)
         changed: dict[str, Any] = {}
-        for s in known:
+        for s in listed:
             if s.name in values:
                 value = fitting(f"method '{name}': {s.name}", values[s.name], s.type, s.meaning)
                 if value != s.default:

@@ -316,7 +316,7 @@ class CARDecoder(SpeechDecoder):
         real_text = column < batch["text_lengths"][:, None]  # [B, N + S]
         past = (column >= n) & (column <= column[:, None])  # [N + S, N + S]
         # [B, 1, N + S, N + S]; every position sees all text
-        seen = (real_text[:, None] | past)[:, None]
+        visible = (real_text[:, None] | past)[:, None]
         x = torch.cat((self.text_embedding(text_ids), self.speech_embedding(speech_ids)), dim=1)
         # what every layer would convert is converted once
         dtype = (
@@ -324,7 +324,7 @@ class CARDecoder(SpeechDecoder):
             if torch.is_autocast_enabled(device.type)
             else x.dtype
         )
-        mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
+        mask = torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, -torch.inf)
         rotary = (rotary[0].to(dtype), rotary[1].to(dtype))
         recompute = self.gradient_checkpointing and self.training
         for layer in self.layers:

@@ -77,8 +77,8 @@ def check_draft(
     that returns the target's, if it was computed before."""
     check_vocabulary(draft.config, target.config)
     if isinstance(draft, DraftDecoder | BackboneDraft):
-        found = target.checksum() if checksum is None else checksum()
-        check_trained_for(draft.config.target_checksum, found, "draft model", "dcar train-draft")
+        own = target.checksum() if checksum is None else checksum()
+        check_trained_for(draft.config.target_checksum, own, "draft model", "dcar train-draft")
 
 
 def check_vocabulary(
@@ -94,10 +94,10 @@ def check_vocabulary(
             # the tokenizer is the same; tables of models of one family are padded to different
             # sizes
             continue
-        expected, found = getattr(target, name), getattr(other, name)
-        if found != expected:
+        expected, actual = getattr(target, name), getattr(other, name)
+        if actual != expected:
             raise ConfigError(
-                f"the {what} has {name} {found!r}, the target {expected!r}: both must use the "
+                f"the {what} has {name} {actual!r}, the target {expected!r}: both must use the "
                 f"same ids; {remedy}"
             )
 

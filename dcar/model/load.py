@@ -30,8 +30,8 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
             f"{directory}: a published '{kind}' language model; make a decoder from it first: "
             f"dcar convert-backbone kind=… source={directory} out=…"
         )
-    known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
-    return known.get(str(kind), CARDecoder)
+    classes = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
+    return classes.get(str(kind), CARDecoder)
 
 
 def load_decoder(

@@ -86,9 +86,9 @@ class Borrowed:
         """Take the policy with this name. Raises ConfigError if there is none."""
         policies = self.models.policies
         if name not in policies:
-            known = ", ".join(f"dcar@{n}" for n in policies if n) or "only 'dcar' itself"
+            names = ", ".join(f"dcar@{n}" for n in policies if n) or "only 'dcar' itself"
             raise ConfigError(
-                f"no such policy; known: {known} (after it the number of candidates, as in @n4, "
+                f"no such policy; known: {names} (after it the number of candidates, as in @n4, "
                 "and a dial, as in @d0.3)"
             )
         self._taken["policy"] = self.models.checksum(policies[name])

@@ -145,11 +145,11 @@ class ScaledAdam(Optimizer):
             group["norms"] = norm.new_full((group["clipping_update_period"],), math.inf)
         norms = group["norms"].to(norm.device)  # a loaded state may be elsewhere
         norms = group["norms"] = torch.where(fine, torch.cat((norms[1:], norm[None])), norms)
-        seen = norms.isfinite().sum()
-        median = norms.sort().values.take(seen // 2)
+        finite = norms.isfinite().sum()
+        median = norms.sort().values.take(finite // 2)
         # 0 / 0 if all gradients are zero
         clip = (group["clipping_scale"] * median / norm).nan_to_num(1.0).clamp(max=1.0)
-        return fine, torch.where(seen < 10, 1.0, clip)
+        return fine, torch.where(finite < 10, 1.0, clip)
 
 
 def tensors_of(*lists: list[Tensor]) -> Tensors:

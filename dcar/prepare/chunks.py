@@ -62,7 +62,7 @@ class WholeCorpus:
             audio_root=config.audio_root,
             subsets=config.subsets,
         )
-        kept = with_transcripts(
+        with_text = with_transcripts(
             [u for u in utterances if in_range(u, config)],
             config.recognizer,
             f"{config.out}.transcripts.jsonl" if config.out else "",
@@ -70,8 +70,8 @@ class WholeCorpus:
             own_device(config.device),
         )
         self.checked = len(utterances) + len(self.problems)
-        self.filtered = len(utterances) - len(kept)
-        self.chosen = choose(kept, config) if kept else {}
+        self.filtered = len(utterances) - len(with_text)
+        self.chosen = choose(with_text, config) if with_text else {}
         self.rows = [u for split_rows in self.chosen.values() for u in split_rows]
 
     def fingerprint(self, head: list) -> str:
@@ -209,21 +209,21 @@ class StreamedCorpus:
         utterances = [u for u in rows if isinstance(u, Utterance)]
         placed = [(u, split_of(u, config)) for u in utterances]
         chosen = [(u, split) for u, split in placed if split in config.splits]
-        kept = [(u, split) for u, split in chosen if in_range(u, config)]
+        in_time = [(u, split) for u, split in chosen if in_range(u, config)]
         jobs: dict[str, list[Job]] = {split: [] for split in config.splits}
         loaded: dict[str, Loaded] = {}
         problems = [r for r in rows if isinstance(r, Problem)]
         examined = pool.map(
-            lambda pair: examine(pair[0], config.min_seconds, config.max_seconds), kept
+            lambda pair: examine(pair[0], config.min_seconds, config.max_seconds), in_time
         )
-        for (u, split), (found, audio, prompt) in zip(kept, examined, strict=True):
-            problems += found
-            if found or audio is None:
+        for (u, split), (fault, audio, prompt) in zip(in_time, examined, strict=True):
+            problems += fault
+            if fault or audio is None:
                 continue
             loaded[u.source] = audio, prompt
             jobs[split] += [Job(u, speed) for speed in speeds_of(split, config)]
         others = other_splits((split for _, split in placed), config)
-        return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept), others)
+        return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(in_time), others)
 
 
 def speeds_of(split: str, config: PrepareConfig) -> tuple[float, ...]:
@@ -343,33 +343,35 @@ def with_transcripts(
     untold = [u for u in rows if not u.text.strip()]
     if not recognizer or not untold:
         return rows
-    known = _read_transcripts(Path(file)) if file else {}
-    missing = [u for u in untold if known.get(u.id, {}).get("audio") != _audio_version(u.audio)]
+    transcripts = _read_transcripts(Path(file)) if file else {}
+    missing = [
+        u for u in untold if transcripts.get(u.id, {}).get("audio") != _audio_version(u.audio)
+    ]
     if missing:
         if processes > 1:
             raise ConfigError(
                 f"recognizer: {len(missing)} recordings must be transcribed first; run dcar "
                 "prepare once in a single process"
             )
-        changed = [known.pop(u.id)["id"] for u in missing if u.id in known]
+        changed = [transcripts.pop(u.id)["id"] for u in missing if u.id in transcripts]
         if changed:
             logger.warning(
                 "recordings that changed after their transcription are transcribed again (%d): %s",
                 len(changed),
                 shorten(", ".join(changed), 200),
             )
-        known |= _transcribe(missing, recognizer, device)
+        transcripts |= _transcribe(missing, recognizer, device)
         if file:
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in known.values()]
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in transcripts.values()]
             write_text(file, "".join(lines))
-    by = Counter(known[u.id]["by"] for u in untold if u.id in known)
+    by = Counter(transcripts[u.id]["by"] for u in untold if u.id in transcripts)
     logger.info(
         "%d recordings have no text; transcripts by %s are used%s",
         len(untold),
         ", ".join(f"{name} ({count})" for name, count in sorted(by.items())) or recognizer,
         f"; correct them in {file}, or remove it to transcribe all of them again" if file else "",
     )
-    return [_with_text(u, known) for u in rows]
+    return [_with_text(u, transcripts) for u in rows]
 
 
 def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, dict[str, str]]:
@@ -377,7 +379,7 @@ def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, 
     from dcar.recognition.load import load_recognizer
 
     recognizer = load_recognizer(name, device)
-    found: dict[str, dict[str, str]] = {}
+    transcripts: dict[str, dict[str, str]] = {}
     with tqdm(desc="transcribe", total=len(rows), unit="utt") as bar:
         for start in range(0, len(rows), TRANSCRIBED_TOGETHER):
             batch = rows[start : start + TRANSCRIBED_TOGETHER]
@@ -385,17 +387,19 @@ def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, 
             waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
             texts = recognizer.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
             for i, text in zip(waves, texts, strict=True):
-                found[i] = {"id": i, "text": text.strip(), "by": name, "audio": versions[i]}
+                transcripts[i] = {"id": i, "text": text.strip(), "by": name, "audio": versions[i]}
             bar.update(len(batch))
-    return found
+    return transcripts
 
 
 def _with_text(u: Utterance, transcripts: Mapping[str, Mapping[str, str]]) -> Utterance:
     """Return an utterance with its transcript, if it lacks a text and has one."""
     if u.text.strip() or u.id not in transcripts:
         return u
-    found = transcripts[u.id]
-    return replace(u, text=found["text"], source=f"{u.source} (transcribed by {found['by']})")
+    transcript = transcripts[u.id]
+    return replace(
+        u, text=transcript["text"], source=f"{u.source} (transcribed by {transcript['by']})"
+    )
 
 
 def _sound(u: Utterance) -> np.ndarray | None:

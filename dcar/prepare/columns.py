@@ -118,8 +118,8 @@ class Split:
         place = bisect_left(self._by_id, utterance_id, key=lambda row: ids[int(row)]["id"])
         if place == len(self):
             return None
-        found = int(self._by_id[place])
-        return found if ids[found]["id"] == utterance_id else None
+        index = int(self._by_id[place])
+        return index if ids[index]["id"] == utterance_id else None
 
 
 def scan(rows: datasets.Dataset) -> pa.Table:
@@ -127,7 +127,7 @@ def scan(rows: datasets.Dataset) -> pa.Table:
     in the metadata."""
     import pyarrow as pa
 
-    found: dict[str, list[np.ndarray]] = {name: [] for name in SCHEMA}
+    by_column: dict[str, list[np.ndarray]] = {name: [] for name in SCHEMA}
     ids, speakers, digests = list[pa.Array](), list[pa.Array](), bytearray()
     largest = {"largest_token": -1, "largest_text_id": -1}
     for batch in rows.select_columns(READ).with_format("arrow").iter(READ_AT_ONCE):
@@ -142,7 +142,7 @@ def scan(rows: datasets.Dataset) -> pa.Table:
             "has_prompt": prompt > 0,
         }
         for name, values in numbers.items():
-            found[name].append(values)
+            by_column[name].append(values)
         for name, values in (("largest_token", codes), ("largest_text_id", units)):
             largest[name] = max(largest[name], int(values.max(initial=0)) if len(values) else -1)
         ids += batch["id"].chunks
@@ -153,10 +153,10 @@ def scan(rows: datasets.Dataset) -> pa.Table:
     hashed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(32), len(digests) // 32, [None, pa.py_buffer(digests)]
     )
-    found["speaker"], found["id_rank"] = [_ranks(speakers)], [_ranks(ids)]
-    found["digest_rank"] = [_ranks([hashed])]
+    by_column["speaker"], by_column["id_rank"] = [_ranks(speakers)], [_ranks(ids)]
+    by_column["digest_rank"] = [_ranks([hashed])]
     columns = {
-        name: np.concatenate([np.empty(0), *found[name]]).astype(kind)
+        name: np.concatenate([np.empty(0), *by_column[name]]).astype(kind)
         for name, kind in SCHEMA.items()
     }
     return pa.table(columns).replace_schema_metadata(

@@ -79,23 +79,23 @@ def groups(
     rows: dict[str, list[int]] = defaultdict(list)
     for row, speaker in enumerate(speakers):
         rows[speaker].append(row)
-    found: list[list[int]] = []
+    grouped: list[list[int]] = []
     for own in rows.values():
         order = rng.permutation(own).tolist()
         alone = round(len(order) * (1 - config.share))
-        found += [[row] for row in order[:alone]]
+        grouped += [[row] for row in order[:alone]]
         group: list[int] = []
         size = int(rng.integers(2, MOST + 1))
         for row in order[alone:]:
             if len(group) == size or (
                 group and sum(seconds[i] for i in [*group, row]) > config.max_seconds
             ):
-                found.append(group)
+                grouped.append(group)
                 group, size = [], int(rng.integers(2, MOST + 1))
             group.append(row)
         if group:
-            found.append(group)
-    return sorted(found)
+            grouped.append(group)
+    return sorted(grouped)
 
 
 def joined(
@@ -114,7 +114,7 @@ def joined(
         texts.append(text)
         ids += [SPACE, *text_ids] if ids else text_ids
         speech += row["speech"]
-    made = {
+    columns = {
         **rows[0],
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(texts),
@@ -123,12 +123,12 @@ def joined(
         "duration": sum(row["duration"] for row in rows),
         "audio": "",
     }
-    if "recorded" in made:
-        made["recorded"] = [token for row in rows for token in row["recorded"]]
-    if "residual" in made:
+    if "recorded" in columns:
+        columns["recorded"] = [token for row in rows for token in row["recorded"]]
+    if "residual" in columns:
         codes = np.concatenate([residual_of(row) for row in rows], axis=1)
-        made["residual"] = codes.ravel().tolist()
-    return made
+        columns["residual"] = codes.ravel().tolist()
+    return columns
 
 
 def join(config: JoinConfig) -> Path:
@@ -186,11 +186,11 @@ def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     if config.share == 0:
         return rows
     rng = np.random.default_rng(config.seed + 1)
-    made = [
+    sentences = [
         joined([rows[i] for i in group], rng)
         for group in groups(rows["speaker"], rows["duration"], config)
     ]
-    return Dataset.from_list(made, features=rows.features)
+    return Dataset.from_list(sentences, features=rows.features)
 
 
 CONFIG = JoinConfig

@@ -164,9 +164,9 @@ def put_in_place(building: Path, out: Path, splits: Sequence[str], info: Mapping
             "speakers": len(table["speaker"].unique()),
             "tokens": sum(table["speech_tokens"].to_pylist()),
         }
-    made = {"counts": counts, "format_version": FORMAT_VERSION}
+    about = {"counts": counts, "format_version": FORMAT_VERSION}
     digests = {name: digest(building / name) for name in files_of(building)}
-    write_json(building / "prepared.json", {**info, **made, "files": digests})
+    write_json(building / "prepared.json", {**info, **about, "files": digests})
     if out.exists():
         os.rename(out, building.with_name(f"old.{os.getpid()}"))
     os.rename(building, out)
@@ -297,12 +297,12 @@ def note_equal_speakers(
 ) -> None:
     """Log the names that speakers of different corpora share, since each name counts as one
     person; corpora made from the same recordings may share all of them."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, Any]] = {}
     shared = {
         name
         for corpus, names in zip(corpora, speakers, strict=True)
         for name in names
-        if found.setdefault(name, corpus) != corpus
+        if by_name.setdefault(name, corpus) != corpus
     }
     if shared:
         logger.warning(
@@ -368,9 +368,9 @@ def load_prepared(directory: str | Path, split: str) -> datasets.Dataset:
         raise DataError(
             f"{directory}: has no split {split!r}; choose from {', '.join(info.counts)}"
         )
-    if found := split_faults(directory, info, split, digests=True):
+    if damaged := split_faults(directory, info, split, digests=True):
         raise DataError(
-            f"{directory}: {'; '.join(found)}: the files have changed since they were written; "
+            f"{directory}: {'; '.join(damaged)}: the files have changed since they were written; "
             "prepare again, or copy the folder again from its origin (`dcar doctor` lists the "
             "differences)"
         )

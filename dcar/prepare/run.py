@@ -184,21 +184,23 @@ def _read(
         if read_chunk(work, chunk.name):
             yield chunk, None, {}
             continue
-        found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
-        problems = list(found.problems)
+        contents = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
+        problems = list(contents.problems)
         unusable = problems if config.skip_bad else None
         recordings = {
-            split: analyse(jobs, encoder(), rate, config.max_seconds, pool, found.loaded, unusable)
-            for split, jobs in found.jobs.items()
+            split: analyse(
+                jobs, encoder(), rate, config.max_seconds, pool, contents.loaded, unusable
+            )
+            for split, jobs in contents.jobs.items()
             if jobs
         }
         record = {
-            "rows": found.rows,
-            "filtered": found.filtered,
-            "others": dict(found.others),
+            "rows": contents.rows,
+            "filtered": contents.filtered,
+            "others": dict(contents.others),
             "problems": [asdict(p) for p in problems],
         }
-        del found  # the decoded audio is not needed while the models read it
+        del contents  # the decoded audio is not needed while the models read it
         yield chunk, record, recordings
 
 
@@ -210,8 +212,8 @@ def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[dict[str, A
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
         if None in lists:
             return None
-        found = [read_chunk(work, name) for name in sorted(itertools.chain(*lists))]
-        return None if None in found else found  # type: ignore[return-value]
+        chunks = [read_chunk(work, name) for name in sorted(itertools.chain(*lists))]
+        return None if None in chunks else chunks  # type: ignore[return-value]
 
     return wait(records, wait_minutes, f"the other processes in {work}")
 

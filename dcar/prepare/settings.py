@@ -114,7 +114,7 @@ class PrepareConfig(DeviceSettings, WaitSettings):
 
     def _faults(self) -> list[str]:
         """Return the broken rules between settings."""
-        kept = self.filter_seconds
+        span = self.filter_seconds
         rules = {
             "out is not set; give out=FOLDER (only validate=true writes nothing)": bool(
                 self.out or self.validate
@@ -126,7 +126,7 @@ class PrepareConfig(DeviceSettings, WaitSettings):
                 self.dev_fraction + self.test_fraction < 1
             ),
             "filter_seconds must be two durations, the first smaller": (
-                not kept or (len(kept) == 2 and kept[0] < kept[1])
+                not span or (len(span) == 2 and span[0] < span[1])
             ),
         }
         faults = [rule for rule, holds in rules.items() if not holds]
@@ -260,11 +260,11 @@ def wait(look: Callable[[], Found | None], minutes: float, what: str) -> Found:
     Processes synchronise through files, which works for accelerate, torchrun and independent
     SLURM tasks alike."""
     end = time.monotonic() + 60 * minutes
-    while (found := look()) is None:
+    while (answer := look()) is None:
         if time.monotonic() > end:
             raise DataError(
                 f"waited {minutes:g} minutes for {what}; check that its process is still running, "
                 "then run again to continue, or raise wait_minutes"
             )
         time.sleep(0.05)
-    return found
+    return answer

@@ -191,16 +191,16 @@ def tokenise(
     """
     import pyarrow as pa
 
-    kept = [(row, row.speech) for row in analysed if row.speech is not None]
-    if left_out := len(analysed) - len(kept):
+    readable = [(row, row.speech) for row in analysed if row.speech is not None]
+    if left_out := len(analysed) - len(readable):
         logger.info("%d bad rows and copies longer than max_seconds are left out", left_out)
-    speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual)
-    voices = _voices([sound for _, sound in kept], encoder)
-    prompts = [row.prompt for row, _ in kept if row.prompt is not None]
+    speech = _encode([sound for _, sound in readable], tokenizer, batch_seconds, residual)
+    voices = _voices([sound for _, sound in readable], encoder)
+    prompts = [row.prompt for row, _ in readable if row.prompt is not None]
     prompt_speech = iter(_encode(prompts, tokenizer, batch_seconds, residual))
     prompt_voices = iter(_voices(prompts, encoder))
     rows: list[dict[str, Any]] = []
-    for (row, sound), codes, voice in zip(kept, speech, voices, strict=True):
+    for (row, sound), codes, voice in zip(readable, speech, voices, strict=True):
         job, u = row.job, row.job.utterance
         prompt_codes = np.empty((1, 0), np.int64) if row.prompt is None else next(prompt_speech)
         rows.append(
@@ -283,8 +283,10 @@ def _voices(recordings: Sequence[Analysed], encoder: Encoder) -> list[np.ndarray
     embedding [256]."""
     if not recordings:
         return []
-    found = np.asarray(encoder.embed_windows([h.windows for h in recordings]), dtype=np.float32)
-    return [with_embedding(e, h.statistics) for e, h in zip(found, recordings, strict=True)]
+    embeddings = np.asarray(
+        encoder.embed_windows([h.windows for h in recordings]), dtype=np.float32
+    )
+    return [with_embedding(e, h.statistics) for e, h in zip(embeddings, recordings, strict=True)]
 
 
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:

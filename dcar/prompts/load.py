@@ -41,11 +41,11 @@ def load_prompts(
     """Return prompts (`make_prompts`) for at most `limit` utterances of `min_seconds` or more,
     chosen by `seed` among those that have a prompt (`with_prompts`). No other rows are read.
     Raises DataError if there are none."""
-    found = with_prompts(split_for(base, data, split), f"{data}: split {split}")
-    rows = drawn(found, seed, limit, min_seconds)
+    chosen = with_prompts(split_for(base, data, split), f"{data}: split {split}")
+    rows = drawn(chosen, seed, limit, min_seconds)
     if not len(rows):
         raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
-    return make_prompts(found, prompt_tokens, seed, base.config.bos, rows)
+    return make_prompts(chosen, prompt_tokens, seed, base.config.bos, rows)
 
 
 def vocoder_for(
@@ -96,13 +96,13 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
 
     def recording(utterance_id: str) -> tuple[np.ndarray, int]:
         if utterance_id.endswith(" (prompt)"):
-            found = sources()[utterance_id.removesuffix(" (prompt)")].load_prompt()
-            if found is None:
+            audio = sources()[utterance_id.removesuffix(" (prompt)")].load_prompt()
+            if audio is None:
                 raise DataError(
                     f"{prepared}: {utterance_id} no longer has audio in the corpus; prepare the "
                     "corpus again"
                 )
-            return find_speech(*found).cut(*found), found[1]  # the same part as in preparation
+            return find_speech(*audio).cut(*audio), audio[1]  # the same part as in preparation
         return utterance(utterance_id).load()
 
     return recording

@@ -26,16 +26,16 @@ def check_together(
     origin: of the ids (`prepared_info`, `made_by`); `where` names it in messages. Facts that a
     decoder or a vocoder does not record are not checked, nor is the name of a tokenizer.
     """
-    config, made = decoder.config, origin.tokenizer
-    if config.tokenizer and config.tokenizer.rpartition("@")[2] != made.checksum:
+    config, tokens_of = decoder.config, origin.tokenizer
+    if config.tokenizer and config.tokenizer.rpartition("@")[2] != tokens_of.checksum:
         raise DataError(
-            f"{where}: has tokens of {made.identity}, but the decoder was trained on "
+            f"{where}: has tokens of {tokens_of.identity}, but the decoder was trained on "
             f"tokens of {config.tokenizer}; use the decoder's own speech tokenizer, or prepare "
             "the corpus with it"
         )
-    if made.vocab_size != config.speech_vocab_size:
+    if tokens_of.vocab_size != config.speech_vocab_size:
         raise DataError(
-            f"{where}: has {made.vocab_size} speech codes, but the decoder has "
+            f"{where}: has {tokens_of.vocab_size} speech codes, but the decoder has "
             f"{config.speech_vocab_size}; use the decoder's own speech tokenizer"
         )
     if config.phonemes and config.phonemes != origin.phonemes:
@@ -50,13 +50,13 @@ def check_together(
                 f"{where}: the vocoder has {vocoder.vocab_size} codes, but the decoder has "
                 f"{config.speech_vocab_size}; use the vocoder of the decoder's tokenizer"
             )
-        check_speaks(vocoder, made)
+        check_speaks(vocoder, tokens_of)
 
 
 def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> Origin:
     """Return the origin of ids made in this process. phonemes: PHONEME_VERSION, or the name of the
     text tokenizer."""
-    made = TokenizerInfo(
+    info = TokenizerInfo(
         tokenizer.name, tokenizer.checksum, tokenizer.vocab_size, tokenizer.rate_hz
     )
-    return Origin(made, phonemes)
+    return Origin(info, phonemes)

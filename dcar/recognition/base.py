@@ -86,9 +86,9 @@ def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate
     See `Recognizer.transcribe`.
     """
     filled = [i for i, wave in enumerate(waves) if len(wave)]
-    found = recognizer.transcribe([waves[i] for i in filled], sample_rate)
+    spoken = recognizer.transcribe([waves[i] for i in filled], sample_rate)
     texts = [""] * len(waves)
-    for i, text in zip(filled, found, strict=True):
+    for i, text in zip(filled, spoken, strict=True):
         texts[i] = text
     return texts
 

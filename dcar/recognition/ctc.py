@@ -113,11 +113,11 @@ def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
 def likelihoods(utterances: Iterable[Target], blank: int) -> list[float]:
     """Return the CTC log-likelihood of every text, in nats per character (≤ 0), in the order of
     the caller's list."""
-    found = {
+    by_row = {
         one.index: likelihood(one.log_probs, one.target, blank) / one.characters
         for one in utterances
     }
-    return [found[i] for i in range(len(found))]
+    return [by_row[i] for i in range(len(by_row))]
 
 
 def alignments(
@@ -125,7 +125,7 @@ def alignments(
 ) -> list[Alignment]:
     """Return the alignment of every text, in the order of the caller's list. read: function that
     transcribes the same log-probabilities."""
-    found: dict[int, Alignment] = {}
+    by_row: dict[int, Alignment] = {}
     for one in utterances:
         if len(one.log_probs):
             costs, units = viterbi(one.log_probs.numpy(), one.target, blank)
@@ -133,8 +133,8 @@ def alignments(
             costs, units = np.full(len(one.target), np.inf), np.zeros(0, np.int64)
         total = likelihood(one.log_probs, one.target, blank) / one.characters
         transcript = read(one.log_probs) if read else ""
-        found[one.index] = Alignment(costs, units, total, one.characters, transcript)
-    return [found[i] for i in range(len(found))]
+        by_row[one.index] = Alignment(costs, units, total, one.characters, transcript)
+    return [by_row[i] for i in range(len(by_row))]
 
 
 class CTCRecognizer(ABC):

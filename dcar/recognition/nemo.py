@@ -118,10 +118,10 @@ class NemoTransducerRecognizer(_Nemo):
         texts = [""] * len(windows)
         with torch.inference_mode():
             for indices, (encoded, frames) in self._outputs(windows, ENCODER_SAMPLE_RATE):
-                found = self._model.decoding.rnnt_decoder_predictions_tensor(
+                hypotheses = self._model.decoding.rnnt_decoder_predictions_tensor(
                     encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
                 )
-                for index, hypothesis in zip(indices, found, strict=True):
+                for index, hypothesis in zip(indices, hypotheses, strict=True):
                     texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
         return texts
 

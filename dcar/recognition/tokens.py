@@ -76,14 +76,14 @@ class TokenRecognizer(WindowCTC):
     def check_reads(self, origin: Origin, where: str) -> None:
         """Raise CheckpointError for ids of another tokenizer or phoneme inventory than those that
         this recogniser was trained on. `where` names the corpus in the message."""
-        config, made, phonemes = self.config, origin.tokenizer, origin.phonemes
+        config, tokens_of, phonemes = self.config, origin.tokenizer, origin.phonemes
         remedy = "train one on this corpus with `dcar train-recognizer`"
         if (
-            config.tokenizer.rpartition("@")[2] != made.checksum
-            or config.speech_vocab_size != made.vocab_size
+            config.tokenizer.rpartition("@")[2] != tokens_of.checksum
+            or config.speech_vocab_size != tokens_of.vocab_size
         ):
             raise CheckpointError(
-                f"{where}: has tokens of {made.identity}, but the token "
+                f"{where}: has tokens of {tokens_of.identity}, but the token "
                 f"recogniser reads those of {config.tokenizer or 'an unrecorded tokenizer'}; "
                 f"{remedy}"
             )
@@ -129,7 +129,7 @@ class TokenRecognizer(WindowCTC):
         """Return the phoneme errors of `read`, summed over all utterances (`WERScore.wer` is the
         phoneme error rate)."""
         return corpus_wer(
-            [id_errors(text, found) for text, found in zip(texts, self.read(speech), strict=True)]
+            [id_errors(text, read) for text, read in zip(texts, self.read(speech), strict=True)]
         )
 
     def _utterances(

@@ -99,8 +99,8 @@ def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
             + (fix or "on a machine that trusts the file, save its state_dict with safetensors")
         ) from error
     if not isinstance(loaded, dict):
-        found = (
+        weights = (
             f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})"
         )
-        raise CheckpointError(f"{found}; {fix}" if fix else found)
+        raise CheckpointError(f"{weights}; {fix}" if fix else weights)
     return loaded

@@ -73,12 +73,12 @@ def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -
     """Return the path of a verified file in an installed package. sha256: None for a part of a
     joined file, whose digest is checked instead. Raises AssetError, which names the `pip`
     command, if it is missing or its digest differs."""
-    found = package_dir(module, pip) / path
-    if not found.is_file():
-        raise AssetError(f"{found}: missing from the installed package; reinstall it: {pip}")
+    file = package_dir(module, pip) / path
+    if not file.is_file():
+        raise AssetError(f"{file}: missing from the installed package; reinstall it: {pip}")
     if sha256 is not None:
-        verify_sha256(found, sha256, pip)
-    return found
+        verify_sha256(file, sha256, pip)
+    return file
 
 
 def imported(what: str, path: str) -> Any:

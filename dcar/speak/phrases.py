@@ -66,13 +66,13 @@ def phrases(text: str) -> list[Phrase]:
 
     Raises TextError if there are no words, or if the text has more than MAX_TEXT characters.
     """
-    found: list[Phrase] = []
+    parts: list[Phrase] = []
     for block in _sentences_by_block(text):
         for i, sentence in enumerate(block, 1):
             *clauses, last = split_clauses(sentence)
-            found += [Phrase(clause, BREATH_SECONDS) for clause in clauses]
-            found.append(Phrase(last, PAUSE_SECONDS if i < len(block) else PARAGRAPH_SECONDS))
-    return [*found[:-1], Phrase(found[-1].text, 0.0)]
+            parts += [Phrase(clause, BREATH_SECONDS) for clause in clauses]
+            parts.append(Phrase(last, PAUSE_SECONDS if i < len(block) else PARAGRAPH_SECONDS))
+    return [*parts[:-1], Phrase(parts[-1].text, 0.0)]
 
 
 def note_what_is_not_read(text: str) -> None:

@@ -149,11 +149,11 @@ class Speaker:
                 if asked or shipped_policy_fits(car)
                 else fixed_method(car.config.num_prediction_heads)
             )
-        made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
+        origin = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
         chunks = make_method(method, policy, car, dial, num_candidates)
-        check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
+        check_together(car, origin, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
         if str(decoder) == "starter":
@@ -339,10 +339,10 @@ def make_method(
     one, to the policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule
     or a method is used as it is."""
     spec = MethodSpec.parse(name) if isinstance(name, str) else None
-    known = {s.name for s in settings_of(spec.of)} if spec else set()
+    settable = {s.name for s in settings_of(spec.of)} if spec else set()
     asked = {"dial": dial, "num_candidates": num_candidates}
     for setting, value in asked.items():
-        if value and setting not in known:
+        if value and setting not in settable:
             raise ConfigError(
                 f"{setting}={value:g} is for a policy, but method '{getattr(name, 'name', name)}' "
                 "uses none: omit it, or choose dcar"
@@ -358,7 +358,7 @@ def make_method(
     if spec.sampling:
         raise ConfigError(f"method '{name}': give the sampling as temperature and top_k")
     policies: dict[str, ChunkPolicy] = {}
-    if "policy" in known:
+    if "policy" in settable:
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         policies[str(spec.settings.get("policy", ""))] = loaded
         if not num_candidates and loaded.chunk_scorer is not None:

@@ -124,9 +124,9 @@ def per(m: re.Match[str]) -> str:
 def _units(name: str, single: bool) -> str:
     """Return the name of a unit, in the plural unless `single`: "mile per hour" → "miles per
     hour"."""
-    found = re.match(r"(.*?)( per .*| of .*|$)", name)
-    assert found is not None
-    head, rest = found.groups()
+    match = re.match(r"(.*?)( per .*| of .*|$)", name)
+    assert match is not None
+    head, rest = match.groups()
     if not single and not head.endswith(("hertz", "horsepower")):
         first, space, last = head.rpartition(" ")
         if first == "degree":

@@ -94,17 +94,17 @@ def _pronounce(word: str, tag: str) -> list[str]:
     """Return gruut's phonemes of one word, with gruut's stress marks."""
     if len(word) == 1 and word.isupper():
         tag = "letter"
-    found = _find(word.lower(), tag)
-    if found is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
+    phonemes = _find(word.lower(), tag)
+    if phonemes is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
         base = _pronounce(m[1], tag)
         if base[-1] in _SIBILANTS:
             return [*base, "ɪ", "z"]
         return [*base, "s" if base[-1] in _VOICELESS else "z"]
-    if found is None:
-        found = _guess(word.lower().replace("'", ""))
-    if not found:
+    if phonemes is None:
+        phonemes = _guess(word.lower().replace("'", ""))
+    if not phonemes:
         raise TextError(f"no pronunciation for the word {word!r}; spell it as it is pronounced")
-    return found
+    return phonemes
 
 
 def in_lexicon(word: str) -> bool:

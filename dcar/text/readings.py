@@ -186,23 +186,23 @@ def _readings_of_number(text: str) -> list[str]:
         return [
             said for b in sorted(before) for said in (b + after, b + after.replace("zero", "oh"))
         ]
-    found = [digits(plain), digits(plain).replace("zero", "oh")] if "," not in whole else []
+    readings = [digits(plain), digits(plain).replace("zero", "oh")] if "," not in whole else []
     if len(plain) > 9 or plain.startswith("0"):
-        return found
+        return readings
     value = int(plain)
-    found.append(cardinal(value))
+    readings.append(cardinal(value))
     if len(plain) in (3, 4) and value % 1000:
         first, rest = divmod(value, 100)
         if len(plain) == 4:
-            found.append(f"{cardinal(first)} hundred {cardinal(rest) if rest else ''}")
+            readings.append(f"{cardinal(first)} hundred {cardinal(rest) if rest else ''}")
         if rest and "," not in whole:
-            found += [
+            readings += [
                 f"{cardinal(first)} {zero}{cardinal(rest)}"
                 for zero in (["oh ", "zero "] if rest < 10 else [""])
             ]
-    return found + [
+    return readings + [
         said.replace("one", "a", 1)
-        for said in found
+        for said in readings
         if re.match("one (?:hundred|thousand|million)", said)
     ]
 
@@ -263,20 +263,20 @@ def _time(m: re.Match[str]) -> list[str]:
     this, following = (cardinal((h - 1) % 12 + 1) for h in (hour, hour + 1))
     hours = cardinal(hour)
     if not minute:
-        found = [hours, f"{hours} o'clock", f"{hours} hundred", f"{hours} hundred hours"]
+        readings = [hours, f"{hours} o'clock", f"{hours} hundred", f"{hours} hundred hours"]
     else:
-        found = [
+        readings = [
             f"{hours} {'oh ' if minute < 10 else ''}{cardinal(minute)}",
             f"{cardinal(minute)} past {this}"
             if minute <= 30
             else f"{cardinal(60 - minute)} to {following}",
         ]
-        found += {
+        readings += {
             15: [f"{a}quarter {word} {this}" for a in ("", "a ") for word in ("past", "after")],
             30: [f"half past {this}"],
             45: [f"{a}quarter to {following}" for a in ("", "a ")],
         }.get(minute, [])
-    return [said + end for said in found for end in dict.fromkeys((half, half.lower()))]
+    return [said + end for said in readings for end in dict.fromkeys((half, half.lower()))]
 
 
 def _day(m: re.Match[str]) -> list[str]:
@@ -396,7 +396,7 @@ def _spots(text: str) -> Iterator[list[str]]:
     """Return, for each place with several readings, the texts in which it is written as one of
     them."""
     rules = _RULES if re.search(r"\d", text) else _RULES_OF_WORDS
-    found = sorted(
+    spots = sorted(
         (m.start(), m.end(), other)
         for rule, say in rules
         for m in rule.finditer(text)
@@ -404,7 +404,7 @@ def _spots(text: str) -> Iterator[list[str]]:
     )
     spot: list[str] = []
     reached = 0
-    for start, end, other in islice(found, _MOST):
+    for start, end, other in islice(spots, _MOST):
         if start >= reached and spot:
             yield spot
             spot = []
@@ -473,18 +473,18 @@ def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
         for v, before_v in enumerate(hyp):
             best = (sys.maxsize if u or v else 0, u, v, "", "")
             for a, word, begins in before_u:
-                found = cost[a][v] + begins + (_ERROR if word else 0)
-                if found < best[0]:
-                    best = found, a, v, word, ""
+                total = cost[a][v] + begins + (_ERROR if word else 0)
+                if total < best[0]:
+                    best = total, a, v, word, ""
                 for b, hyp_word, also in before_v:
                     if word and hyp_word:
-                        found = cost[a][b] + begins + also + (0 if word == hyp_word else _ERROR)
-                        if found < best[0]:
-                            best = found, a, b, word, hyp_word
+                        total = cost[a][b] + begins + also + (0 if word == hyp_word else _ERROR)
+                        if total < best[0]:
+                            best = total, a, b, word, hyp_word
             for b, hyp_word, begins in before_v:
-                found = cost[u][b] + begins + (_ERROR if hyp_word else 0)
-                if found < best[0]:
-                    best = found, u, b, "", hyp_word
+                total = cost[u][b] + begins + (_ERROR if hyp_word else 0)
+                if total < best[0]:
+                    best = total, u, b, "", hyp_word
             cost[u][v] = best[0]
             came[u, v] = best[1:]
     said: list[str] = []

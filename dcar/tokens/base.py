@@ -118,10 +118,10 @@ def in_batches(
 ) -> list[T]:
     """Return the result for every index, in order. read: function that returns the results of the
     indices of one batch of `by_length`."""
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     for rows in by_length(lengths, most, equal):
-        found |= zip(rows, read(rows), strict=True)
-    return [found[i] for i in range(len(lengths))]
+        results |= zip(rows, read(rows), strict=True)
+    return [results[i] for i in range(len(lengths))]
 
 
 def fitted(wave: np.ndarray, samples: int) -> np.ndarray:

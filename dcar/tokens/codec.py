@@ -55,9 +55,9 @@ class CodecTokenizer:
         """Return the codes of waveforms [B, samples] of `count` tokens each; see `codes`."""
         with torch.inference_mode(), full_float32():
             codes = self.codes(torch.from_numpy(waves), count)
-        if (found := codes.shape[-1]) < count:
+        if (length := codes.shape[-1]) < count:
             raise AudioError(
-                f"{self.name}: made {found} tokens, expected {count}; check that this is the "
+                f"{self.name}: made {length} tokens, expected {count}; check that this is the "
                 "right model file"
             )
         return codes[..., :count].cpu().numpy().astype(np.int64)
@@ -182,8 +182,8 @@ class XCodec2Tokenizer(CodecTokenizer):
         edges = list(torch.nn.functional.pad(waves, (self.hop // 2, self.hop // 2)).numpy())
         features = self.extractor(edges, sampling_rate=self.sample_rate, return_tensors="pt")
         inputs = features.input_features.to(self.device)
-        found = self.model.encode(waves[:, None].to(self.device), input_features=inputs)
-        return found.audio_codes[:, 0]
+        encoded = self.model.encode(waves[:, None].to(self.device), input_features=inputs)
+        return encoded.audio_codes[:, 0]
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         return self.model.decode(audio_codes=codes[None, None].to(self.device)).audio_values

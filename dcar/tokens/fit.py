@@ -132,15 +132,15 @@ def _of_split(
     rows: Sequence[Utterance], split: str | None, config: FitTokenizerConfig
 ) -> list[Utterance]:
     """Return the utterances of a split; None: of all. Raises DataError if there are none."""
-    found = [u for u in rows if split in (None, u.split)]
-    if not found:
+    chosen = [u for u in rows if split in (None, u.split)]
+    if not chosen:
         hint = ", or report_utterances=0" if split == REPORT_SPLIT else ""
         raise DataError(
             f"fit-tokenizer: the {config.corpus} corpus {config.path or ''} has no utterances in "
             f"split {split}; if the corpus has no splits, set split= (the whole "
             f"corpus){hint}, or give lists of ids (docs/data.md)"
         )
-    return found
+    return chosen
 
 
 def _leave_out(problems: list[Problem], skip_bad: bool) -> None:
@@ -233,16 +233,16 @@ def discriminant_projection(
     variance that is added to every direction of the within-class covariance. Raises ConfigError if
     there are fewer classes than directions.
     """
-    found, index = np.unique(classes, return_inverse=True)
+    labels, index = np.unique(classes, return_inverse=True)
     dimensions = states.shape[1]
-    if not 0 < size <= min(dimensions, len(found) - 1):
+    if not 0 < size <= min(dimensions, len(labels) - 1):
         raise ConfigError(
-            f"projection_size={size}: {len(found)} parts of phonemes in the speech and "
-            f"{dimensions} dimensions allow 1 to {min(dimensions, len(found) - 1)}; change "
+            f"projection_size={size}: {len(labels)} parts of phonemes in the speech and "
+            f"{dimensions} dimensions allow 1 to {min(dimensions, len(labels) - 1)}; change "
             "projection_size, or fit on more speech"
         )
     counts = np.bincount(index).astype(np.float64)
-    sums = np.zeros((len(found), dimensions))
+    sums = np.zeros((len(labels), dimensions))
     np.add.at(sums, index, states.astype(np.float64))
     means = sums / counts[:, None]
     centred = states - means[index]
@@ -334,7 +334,7 @@ def information(
         voice_gain = np.log2(smoothed(every, by_voice, vocab_size, len(ids)) / marginal)
         present = sorted(set(by_voice.tolist()))
         other = dict(zip(present, present[1:] + present[:1], strict=True))
-        known = [i for i in test if int(voices[i][0]) in other]
+        paired = [i for i in test if int(voices[i][0]) in other]
         pairs = {
             "phoneme_bits": [gain[best_path(gain, codes[i], sequences[i]), codes[i]] for i in test],
             "phoneme_bits_wrong_text": [
@@ -342,9 +342,9 @@ def information(
                 for i in test
                 if len(sequences[wrong[i]]) <= len(codes[i])
             ],
-            "speaker_bits": [voice_gain[voices[i], codes[i]] for i in known],
+            "speaker_bits": [voice_gain[voices[i], codes[i]] for i in paired],
             "speaker_bits_wrong_speaker": [
-                voice_gain[other[int(voices[i][0])], codes[i]] for i in known
+                voice_gain[other[int(voices[i][0])], codes[i]] for i in paired
             ],
         }
         for name, values in pairs.items():

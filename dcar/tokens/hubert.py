@@ -128,8 +128,8 @@ class HubertEncoder:
         if len(lengths.unique()) > 1:
             mask = (torch.arange(values.shape[1]) < lengths[:, None]).long().to(self.device)
         with torch.inference_mode(), full_float32():
-            found = self.model(values.to(self.device), mask, output_hidden_states=True)
-        states = found.hidden_states[self.layer].float()
+            output = self.model(values.to(self.device), mask, output_hidden_states=True)
+        states = output.hidden_states[self.layer].float()
         frames = ((lengths - self.padding) // self.stride).tolist()
         return [row[:count] for row, count in zip(states, frames, strict=True)]
 

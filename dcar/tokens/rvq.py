@@ -191,8 +191,8 @@ class EncodecCodec(RVQCodec):
             self.padded_from = config.kernel_size
 
     def codes(self, waves: Tensor, count: int) -> Tensor:
-        found = self.model.encode(waves[:, None].to(self.device), bandwidth=self.bandwidth)
-        return found.audio_codes[0, :, : self.layers]
+        encoded = self.model.encode(waves[:, None].to(self.device), bandwidth=self.bandwidth)
+        return encoded.audio_codes[0, :, : self.layers]
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(codes[None], [None]).audio_values[:, 0]
@@ -215,8 +215,8 @@ class MimiCodec(RVQCodec):
             self.padded_from = 1
 
     def codes(self, waves: Tensor, count: int) -> Tensor:
-        found = self.model.encode(waves[:, None].to(self.device), num_quantizers=self.layers)
-        return found.audio_codes
+        encoded = self.model.encode(waves[:, None].to(self.device), num_quantizers=self.layers)
+        return encoded.audio_codes
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(codes).audio_values[:, 0]
@@ -234,8 +234,8 @@ class DacCodec(RVQCodec):
         super().__init__(source, model, *sizes, config.n_codebooks, layers, device)
 
     def codes(self, waves: Tensor, count: int) -> Tensor:
-        found = self.model.encode(waves[:, None].to(self.device), n_quantizers=self.layers)
-        return found.audio_codes
+        encoded = self.model.encode(waves[:, None].to(self.device), n_quantizers=self.layers)
+        return encoded.audio_codes
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(audio_codes=codes).audio_values

@@ -33,11 +33,11 @@ def warped_distances(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray
     time warping; see the module."""
     from librosa.sequence import dtw
 
-    found = np.zeros(len(pairs))
+    distance = np.zeros(len(pairs))
     for p, (a, b) in enumerate(pairs):
         d = distances[np.ix_(a, b)].astype(np.float64)
         # weights of the steps (1, 1), (0, 1), (1, 0)
         total = dtw(C=d, weights_mul=np.array([2.0, 1.0, 1.0]), backtrack=False)
         # librosa counts the first cell once, the symmetric form twice
-        found[p] = (total[-1, -1] + d[0, 0]) / (len(a) + len(b))
-    return found
+        distance[p] = (total[-1, -1] + d[0, 0]) / (len(a) + len(b))
+    return distance

@@ -125,7 +125,7 @@ class WhisperStates(nn.Module):
             keys = inside[:, None, None, ::2]  # the positions that attention reads, [B, 1, 1, T]
         x = self._convolution(x, "conv2", 2)
         x = x + self.weights["position_encodings/encodings"][: x.shape[1]]
-        found = []
+        states = []
         for i in range(self.layers[-1]):
             attention, ffn = f"layer_{i}/self_attention", f"layer_{i}/ffn"
             h = self._linear(self._norm(x, f"{attention}/layer_norm"), f"{attention}/linear_0")
@@ -137,8 +137,8 @@ class WhisperStates(nn.Module):
             h = F.gelu(self._linear(self._norm(x, f"{ffn}/layer_norm"), f"{ffn}/linear_0"))
             x = x + self._linear(h, f"{ffn}/linear_1")
             if i + 1 in self.layers:
-                found.append(self._norm(x, "layer_norm") if i + 1 == self.depth else x)
-        return found
+                states.append(self._norm(x, "layer_norm") if i + 1 == self.depth else x)
+        return states
 
 
 def whisper_base_states(layers: Sequence[int]) -> WhisperStates:

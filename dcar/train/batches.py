@@ -319,7 +319,7 @@ class ReplayBatchSampler(BucketBatchSampler):
             )
             near = max(self.replayed, len(self.others) // 4)  # the quarter with the nearest lengths
             start = int(np.clip(middle - near // 2, 0, max(0, len(self.others) - near)))
-            found = rng.choice(
+            drawn = rng.choice(
                 self.others[start : start + near], self.replayed, replace=near < self.replayed
             )
-            yield [*batch, *((self.epoch, int(i)) for i in found)]
+            yield [*batch, *((self.epoch, int(i)) for i in drawn)]

@@ -143,10 +143,10 @@ class BucketedTrainer(ResilientTrainer):
         loader = self.loader(self.eval_dataset, False)
         sums = torch.zeros((), device=self.args.device)
         for step, batch in enumerate(loader):
-            found = measure(self.on_device(batch)).double()
+            values = measure(self.on_device(batch)).double()
             if loader.batch_sampler.is_repeated(step):
-                found = torch.zeros_like(found)
-            sums = sums + found
+                values = torch.zeros_like(values)
+            sums = sums + values
         return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
     def get_decay_parameter_names(self, model) -> list[str]:

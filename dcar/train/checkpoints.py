@@ -43,12 +43,12 @@ def some(names: Sequence[str]) -> str:
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """Return all checkpoint folders of a run, complete or not, the newest first."""
-    found = (
+    folders = (
         p
         for p in Path(output_dir).glob("checkpoint-*")
         if p.is_dir() and p.name.split("-")[1].isdigit()
     )
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def why_incomplete(folder: Path) -> str:
@@ -143,7 +143,7 @@ def seal_checkpoint(folder: Path, **facts: Any) -> None:
     if state.is_main_process:
         seal(
             folder,
-            {name: found for part in parts for name, found in part.items()},
+            {name: digests for part in parts for name, digests in part.items()},
             processes=state.num_processes,
             **facts,
         )
@@ -155,9 +155,9 @@ def remove_old(
 ) -> None:
     """Remove all but the newest `keep` complete checkpoints (None = all) and the `spared` ones,
     and every incomplete one that is older than a complete one."""
-    found = checkpoints(output_dir)
-    complete = [f for f in found if (read_manifest(f) or {}).get("complete")]
-    kept = {p.name for p in complete[: keep or None]} | {Path(p).name for p in spared if p}
-    for folder in found:
-        if folder.name not in kept and complete and step_of(folder) < step_of(complete[0]):
+    folders = checkpoints(output_dir)
+    complete = [f for f in folders if (read_manifest(f) or {}).get("complete")]
+    spared_names = {p.name for p in complete[: keep or None]} | {Path(p).name for p in spared if p}
+    for folder in folders:
+        if folder.name not in spared_names and complete and step_of(folder) < step_of(complete[0]):
             shutil.rmtree(folder, ignore_errors=True)

@@ -97,13 +97,13 @@ def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
     the base head; heads of the same shape keep their weights.
     """
     if head_settings(trunk.config) != head_settings(wanted):
-        kept = {
+        frozen = {
             name: tensor
             for name, tensor in trunk.state_dict().items()
             if not name.startswith("heads.") or name.startswith("heads.base.")
         }
         trunk = CARDecoder(dataclasses.replace(trunk.config, **head_settings(wanted)))
-        trunk.load_state_dict(kept, strict=False)
+        trunk.load_state_dict(frozen, strict=False)
         trunk.heads.start_outputs(trunk.heads.base.weight)
         logger.info(
             "created %d additional heads (%s)", wanted.num_prediction_heads - 1, wanted.heads
@@ -118,13 +118,13 @@ def plan_backbone(
     """Return `plan` for a pretrained language model. Raises ConfigError or DataError if settings
     or data do not belong to it."""
     settings = config.backbone
-    found = BackboneDecoder.load_config(settings.path)
+    backbone = BackboneDecoder.load_config(settings.path)
     for name, what in (
         ("speech_vocab_size", "the number of speech codes"),
         ("tokenizer", "the speech tokenizer"),
         ("phonemes", "the text tokenizer"),
     ):
-        ours = getattr(found, name)
+        ours = getattr(backbone, name)
         if not ours or ours == identity[name]:
             continue
         remedy = "prepare the corpus with the model's own speech tokenizer"
@@ -137,7 +137,7 @@ def plan_backbone(
             f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; {remedy}"
         )
     wanted = dataclasses.replace(
-        found,
+        backbone,
         tokenizer=identity["tokenizer"],
         phonemes=identity["phonemes"],
         lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None,

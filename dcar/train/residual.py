@@ -192,12 +192,12 @@ def run(config: TrainResidualConfig) -> ResidualModel:
     Raises DataError for data without residual codes or phonemes, CheckpointError if out holds
     another run.
     """
-    given = config
+    asked = config
     prepared = prepared_info(config.data)
-    made, phonemes = prepared.tokenizer, prepared.phonemes
-    if made.layers is None or made.layers < 2:
+    tokens_of, phonemes = prepared.tokenizer, prepared.phonemes
+    if tokens_of.layers is None or tokens_of.layers < 2:
         raise DataError(
-            f"{config.data}: contains only the first layer of {made.name}; prepare it again "
+            f"{config.data}: contains only the first layer of {tokens_of.name}; prepare it again "
             "with a tokenizer of several layers and residual=true"
         )
     if phonemes.startswith(TEXT_TOKENIZER):
@@ -207,11 +207,11 @@ def run(config: TrainResidualConfig) -> ResidualModel:
         )
     shape = dataclasses.replace(
         config.model,
-        speech_vocab_size=made.vocab_size,
-        codec_layers=made.layers,
+        speech_vocab_size=tokens_of.vocab_size,
+        codec_layers=tokens_of.layers,
         prompt_tokens=config.prompt_tokens,
-        codec=made.spec,
-        tokenizer=made.identity,
+        codec=tokens_of.spec,
+        tokenizer=tokens_of.identity,
         phonemes=phonemes,
     )
     config = dataclasses.replace(config, model=shape)
@@ -224,7 +224,7 @@ def run(config: TrainResidualConfig) -> ResidualModel:
         ResidualDataset(load_split(config.data, "dev"), shape, config.seed, training=False),
     )
     stamp = data_stamp(config.data)
-    return trainer.make(last, given, residual_card, {"data": prepared.content}, data=stamp)
+    return trainer.make(last, asked, residual_card, {"data": prepared.content}, data=stamp)
 
 
 def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:

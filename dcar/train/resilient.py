@@ -287,8 +287,10 @@ class ResilientTrainer(Trainer):
             )
 
     def _last_state(self) -> str:
-        found = latest_checkpoint(self.out)
-        return f"The last checkpoint is {found}." if found else "There is no checkpoint yet."
+        checkpoint = latest_checkpoint(self.out)
+        return (
+            f"The last checkpoint is {checkpoint}." if checkpoint else "There is no checkpoint yet."
+        )
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -321,12 +323,12 @@ class ResilientTrainer(Trainer):
             )
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        made = super().create_scheduler(num_training_steps, optimizer)
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
         self._groups = [
             {k: v for k, v in group.items() if k != "params" and not torch.is_tensor(v)}
             for group in self.optimizer.param_groups  # type: ignore[union-attr]
         ]
-        return made
+        return scheduler
 
     def check_resume(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint has all steps of this run. Note for log and provenance the
@@ -394,9 +396,9 @@ class ResilientTrainer(Trainer):
             # each process draws its own dropout and noise; a resumed one restores its random state
             torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
         with self.requests.handled(), self.typed_errors():
-            made = super().train(resume_from_checkpoint, *args, **kwargs)
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
             self.settle()
-            return made
+            return output
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:

@@ -63,8 +63,8 @@ class TokenTexts(CTCTexts):
 
     def __init__(self, split: Split, config: TrainTokenRecognizerConfig, where: str):
         tokens, units = split.columns["speech_tokens"], split.columns["text_units"]
-        kept = np.flatnonzero((units > 0) & (tokens >= split.columns["ctc_frames"]))
-        if (too_short := len(split) - len(kept)) > MAX_TOO_SHORT * len(split):
+        usable = np.flatnonzero((units > 0) & (tokens >= split.columns["ctc_frames"]))
+        if (too_short := len(split) - len(usable)) > MAX_TOO_SHORT * len(split):
             raise DataError(
                 f"{where}: {too_short} of {len(split)} utterances have fewer tokens than CTC "
                 "needs for their phonemes, so a token recogniser cannot be trained on them; use a "
@@ -76,7 +76,7 @@ class TokenTexts(CTCTexts):
                 where,
                 too_short,
             )
-            split = split.select(kept)
+            split = split.select(usable)
         texts = split.rows["text_ids"]
         super().__init__(config, split.rows["speech"], texts, texts, split.columns["speech_tokens"])
 
@@ -115,7 +115,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     Raises DataError for data that is missing, broken or without phonemes, CheckpointError if out
     holds another run.
     """
-    given = config
+    asked = config
     prepared = prepared_info(config.data)
     if prepared.phonemes.startswith(TEXT_TOKENIZER):
         raise DataError(
@@ -141,7 +141,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     model = TokenRecognizer(config.model)
     trainer = TokenRecognizerTrainer(config, model, train, dev)
     made_of = {"data": prepared.content}
-    return trainer.make(last, given, token_recognizer_card, made_of, data=data_stamp(config.data))
+    return trainer.make(last, asked, token_recognizer_card, made_of, data=data_stamp(config.data))
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:

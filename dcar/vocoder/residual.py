@@ -107,8 +107,8 @@ class ResidualModel(Checkpoint):
         """Return the sum over layers of the embeddings of codes [B, T, layers]: [B, T, D]."""
         batch, length, layers = codes.shape
         first = torch.arange(layers, device=codes.device) * self.config.speech_vocab_size
-        found = F.embedding_bag((codes + first).flatten(0, 1), self.codes.weight, mode="sum")
-        return found.view(batch, length, self.codes.embedding_dim)
+        sums = F.embedding_bag((codes + first).flatten(0, 1), self.codes.weight, mode="sum")
+        return sums.view(batch, length, self.codes.embedding_dim)
 
     def forward(
         self,

@@ -96,9 +96,9 @@ class SpeakerEncoder:
         recording's windows, scaled to unit norm; NaN for a recording without a usable spectrum."""
         parts = torch.from_numpy(np.concatenate(windows)).split(MOST_WINDOWS)
         with torch.inference_mode(), full_float32():
-            found = torch.cat([self.network(part.to(self.network.device)) for part in parts])
+            embeddings = torch.cat([self.network(part.to(self.network.device)) for part in parts])
         ends = np.cumsum([len(part) for part in windows])[:-1]
-        means = np.stack([part.mean(0) for part in np.split(found.cpu().numpy(), ends)])
+        means = np.stack([part.mean(0) for part in np.split(embeddings.cpu().numpy(), ends)])
         return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), dtype=np.float32)
 
 

@@ -57,8 +57,8 @@ def find_speech(
     `max_seconds`.
     """
     speech = speech_frames(wave, sample_rate)
-    seconds, found = len(wave) / sample_rate, np.flatnonzero(speech)
-    first, last = (found[0], found[-1] + 1) if len(found) else (0, len(speech))
+    seconds, voiced = len(wave) / sample_rate, np.flatnonzero(speech)
+    first, last = (voiced[0], voiced[-1] + 1) if len(voiced) else (0, len(speech))
     start = max(0.0, first / FRAME_RATE - EDGE_SECONDS)
     end = min(seconds, last / FRAME_RATE + EDGE_SECONDS)
     if end - start > max_seconds:
@@ -130,12 +130,12 @@ def windows(wave: np.ndarray, sample_rate: int, seconds: float) -> list[np.ndarr
     while len(voiced) - ends[-1] > size:
         half = ends[-1] + size // 2
         ends.append(half + _longest_pause(voiced[half : ends[-1] + size]))
-    found, edge = [], int(EDGE_SECONDS * FRAME_RATE)
+    spans, edge = [], int(EDGE_SECONDS * FRAME_RATE)
     for start, end in itertools.pairwise([*ends, len(voiced) + 1]):
         if len(frames := start + np.flatnonzero(voiced[start:end])):
             first, last = max(start, frames[0] - edge), min(end, frames[-1] + 1 + edge)
-            found.append(wave[first * sample_rate // FRAME_RATE : last * sample_rate // FRAME_RATE])
-    return found
+            spans.append(wave[first * sample_rate // FRAME_RATE : last * sample_rate // FRAME_RATE])
+    return spans
 
 
 def _longest_pause(voiced: np.ndarray) -> int:
@@ -152,11 +152,11 @@ def _longest_pause(voiced: np.ndarray) -> int:
 def without_silence(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return a recording [samples] without the parts that are further than EDGE_SECONDS from
     speech. Ordinary recordings and those without voiced speech stay unchanged."""
-    kept = _widened(speech_frames(wave, sample_rate), int(EDGE_SECONDS * FRAME_RATE))
-    if kept.all() or not kept.any():
+    audible = _widened(speech_frames(wave, sample_rate), int(EDGE_SECONDS * FRAME_RATE))
+    if audible.all() or not audible.any():
         return wave
     frames = np.arange(len(wave)) * FRAME_RATE // sample_rate
-    return wave[kept[frames.clip(max=len(kept) - 1)]]
+    return wave[audible[frames.clip(max=len(audible) - 1)]]
 
 
 def _widened(frames: np.ndarray, count: int) -> np.ndarray:

@@ -92,21 +92,21 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     device = model.norm.weight.device
     bos = [model.config.speech_vocab_size + 1] * model.config.bos
     start = [*item.prompt_ids, *bos]
-    given: list[tuple[Any, ...]] = []
+    inputs: list[tuple[Any, ...]] = []
     hook = model.layers[0].register_forward_pre_hook(
-        lambda module, arguments: given.append(arguments)
+        lambda module, arguments: inputs.append(arguments)
     )
     model.speech_hidden(
         speech_batch([item.text_ids], [[*start, *item.reference_tokens]], [len(start)], device)
     )
     hook.remove()
-    x, rotary = given[0][:2]
+    x, rotary = inputs[0][:2]
     layer: Any = model.layers[0]
     width = x.shape[1]
     q, k = rotate(layer.project(x)[:2], *rotary)[:, 0].float()
     column = torch.arange(width, device=device)
-    seen = (column < len(item.text_ids)) | (column <= column[:, None])
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    visible = (column < len(item.text_ids)) | (column <= column[:, None])
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
     return scores.softmax(-1).mean(0)[len(item.text_ids) :]
 
 
@@ -216,12 +216,12 @@ def run(config: HeadsConfig) -> dict[str, Any]:
     shown: dict[str, Tensor] = {}
     result["attention"] = {}
     for name, of in models.items():
-        found = []
+        measured = []
         for item in items:
             weights = first_attention(of, item)
-            found.append(attention_of(weights, len(item.text_ids), len(item.prompt_ids) + bos))
+            measured.append(attention_of(weights, len(item.text_ids), len(item.prompt_ids) + bos))
             shown.setdefault(name, weights)
-        means = torch.tensor(found).mean(0).tolist()
+        means = torch.tensor(measured).mean(0).tolist()
         result["attention"][name] = Attention(*means)._asdict()
     draw_attention(shown, out / "attention.png")
     result["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)

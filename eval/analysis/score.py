@@ -153,7 +153,7 @@ def measurable(
     DataError if none is left.
     """
     prompt_fault = cache(_audio_fault)
-    kept, left_out = [], []
+    sound, left_out = [], []
     for item in items:
         fault = item.fault or _text_fault(item.text) if words else ""
         fault = fault or _audio_fault(item.audio)
@@ -166,11 +166,11 @@ def measurable(
         if fault:
             left_out.append({"audio": str(item.audio), "reason": fault})
         else:
-            kept.append(item)
+            sound.append(item)
     named = [
         f"{row['audio']}: {row['reason'].removeprefix(row['audio'] + ': ')}" for row in left_out
     ]
-    if not kept:
+    if not sound:
         raise DataError("\n".join([f"none of {len(items)} files can be measured:", *named[:5]]))
     for name in named[:SHOWN]:
         logger.warning("left out: %s", name)
@@ -178,7 +178,7 @@ def measurable(
         logger.warning(
             "%d of %d files cannot be measured and are left out", len(left_out), len(items)
         )
-    return kept, left_out
+    return sound, left_out
 
 
 def _text_fault(text: str) -> str:

@@ -65,12 +65,14 @@ def nearest_voice(
 
 def _voices(data: str) -> dict[str, np.ndarray]:
     """Return the mean embedding of every speaker over its recordings in all splits."""
-    found: dict[str, list[Any]] = {}
+    by_speaker: dict[str, list[Any]] = {}
     for split in prepared_info(data).counts:
         rows = load_prepared(data, split)
         for name, features in zip(rows["speaker"], rows["voice"], strict=True):
-            found.setdefault(name, []).append(features[:EMBEDDING_DIM])
-    return {name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in found.items()}
+            by_speaker.setdefault(name, []).append(features[:EMBEDDING_DIM])
+    return {
+        name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in by_speaker.items()
+    }
 
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
             columns, source = split.columns, split
             rows = by_digest(columns["digest_rank"], columns["id_rank"], fewest)
         chooser = PromptChooser(source, config.prompt_tokens)
-        made = {
+        by_seed = {
             seed: make_prompts(source, config.prompt_tokens, seed, bos, rows, chooser)
             for seed in config.prompt_seeds
         }
         if name == SPLIT:
-            return made
+            return by_seed
         # a text has the same prompt whatever the limit
-        return {s: choose_items(text_prompts(texts, items), limit) for s, items in made.items()}
+        return {s: choose_items(text_prompts(texts, items), limit) for s, items in by_seed.items()}
 
     sets = {name: utterances(name, limit) for name, limit in config.limits.items()}
     every_item = [i for by_seed in sets.values() for made in by_seed.values() for i in made]

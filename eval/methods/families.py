@@ -50,10 +50,12 @@ def family_of(settings: Settings) -> Family:
     """Return the family of a method."""
     own, sampling = split_sampling(settings)
     cls = class_of(own["method"])
-    known = settings_of(cls)
-    words = [s.word.format(own[s.name]) for s in known if s.word and s.name in own]
+    settings_of_class = settings_of(cls)
+    words = [s.word.format(own[s.name]) for s in settings_of_class if s.word and s.name in own]
     sampled = ", ".join(f"{SYMBOLS[k]} {v:g}" for k, v in sampling.items() if k in SYMBOLS)
-    candidates = own.get("num_candidates", 1) if "policy" in {s.name for s in known} else 1
+    candidates = (
+        own.get("num_candidates", 1) if "policy" in {s.name for s in settings_of_class} else 1
+    )
     return Family(
         own["method"],
         cls.style.label or own["method"],
@@ -71,8 +73,8 @@ def setting_text(settings: Settings) -> str:
 def _varying(settings: Settings) -> list[Any]:
     """Return the values that differ within a family, None where a default applies."""
     own, _ = split_sampling(settings)
-    known = settings_of(class_of(own["method"]))
-    values = [own.get(s.name) for s in known if not s.word]
+    listed = settings_of(class_of(own["method"]))
+    values = [own.get(s.name) for s in listed if not s.word]
     return [v for value in values for v in (value if isinstance(value, list) else [value])]
 
 

@@ -198,8 +198,8 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
     """Return the panels for which the log has data; nothing without a log."""
     logged = {key for entry in log for key in entry}
     pictures = []
-    for title, known in CURVES.items():
-        if not (keys := [key for key in known if key in logged]):
+    for title, curves in CURVES.items():
+        if not (keys := [key for key in curves if key in logged]):
             continue
         figure, [[axes]] = panels((4.4, 3.0))
         for key in keys:

@@ -140,9 +140,9 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int, of: st
     finished = time.perf_counter()
     first_audio = None
     if isinstance(vocoder, TokenVocoder):
-        kept = kept_engines(entry.decoder)
-        with kept.lock:
-            engine = kept.engine(entry.method, entry.sampling, rows=1)
+        engines = kept_engines(entry.decoder)
+        with engines.lock:
+            engine = engines.engine(entry.method, entry.sampling, rows=1)
             started_again = time.perf_counter()
             speak_first_audio(engine, item, seed, vocoder, item.speaker_embedding)
             synchronize(device)

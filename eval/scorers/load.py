@@ -328,11 +328,11 @@ def _own_scorer(spec: str) -> Quality | None:
     such path."""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
         return None
-    made = imported(f"scorer {spec!r}", spec)
-    score = made() if isinstance(made, type) else made
+    named = imported(f"scorer {spec!r}", spec)
+    score = named() if isinstance(named, type) else named
     if not callable(score):
         raise ConfigError(
-            f"scorer {spec!r}: {made!r} cannot be called; give a function of a waveform [samples] "
+            f"scorer {spec!r}: {named!r} cannot be called; give a function of a waveform [samples] "
             "and its sample rate"
         )
     return score

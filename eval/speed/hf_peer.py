@@ -93,8 +93,8 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         mask = None
         if past == 0 or new > 1 or width > past + 1:
             column = torch.arange(width, device=device)
-            seen = column <= past + torch.arange(new, device=device)[:, None]
-            mask = (seen | (column < self.text))[None, None]  # every position sees all text
+            visible = column <= past + torch.arange(new, device=device)[:, None]
+            mask = (visible | (column < self.text))[None, None]  # every position sees all text
         layer: Any
         for index, layer in enumerate(d.layers):  # `TransformerLayer.forward` on this cache
             qkv = layer.project(x)

@@ -47,12 +47,12 @@ ALPHA = 0.01  # smoothing of the transitions
 def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
     """Count the pairs that occur, including start and end of speech. Return keys previous * (codes
     + 2) + next, ascending, and counts."""
-    found: list[np.ndarray] = []
+    pairs: list[np.ndarray] = []
     states = codes + 2
     for tokens in utterances:
         line = np.concatenate(([codes + 1], np.asarray(tokens, np.int64), [codes]))
-        found.append(line[:-1] * states + line[1:])
-    keys, counts = np.unique(np.concatenate(found), return_counts=True)
+        pairs.append(line[:-1] * states + line[1:])
+    keys, counts = np.unique(np.concatenate(pairs), return_counts=True)
     return torch.from_numpy(keys), torch.from_numpy(counts.astype(np.int64))
 
 

@@ -116,14 +116,14 @@ def build_groups(
     Raises ConfigError if the groups themselves need more than `memory_bytes`.
     """
     codes = len(embedding)
-    seen: set[bytes] = set()  # digests of the sets of ids so far
+    digests: set[bytes] = set()  # digests of the sets of ids so far
     members: list[Tensor] = []  # of each distinct group, int32, ascending
     stored = 0
     for done, block in similar_codes(embedding, theta, memory_bytes):
         for ids in block:
             digest = hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).digest()
-            if digest not in seen:
-                seen.add(digest)
+            if digest not in digests:
+                digests.add(digest)
                 members.append(ids.clone())
                 stored += 4 * len(ids)
         # while the two CSR halves are made, each entry takes 24 bytes
@@ -198,7 +198,7 @@ def group_mass(
     place = (groups.group_start[group][..., None] + member).clamp(max=len(groups.ids) - 1)
     weight = groups.weight[place] * (member < groups.sizes[group][..., None])
     ids = groups.ids[place].flatten(1)
-    return [(given.gather(1, ids).view(place.shape) * weight).sum(-1) for given in probs]
+    return [(of.gather(1, ids).view(place.shape) * weight).sum(-1) for of in probs]
 
 
 def coarse(share: Tensor, groups: TokenGroups) -> Tensor:

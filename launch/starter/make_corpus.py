@@ -159,10 +159,10 @@ def plan(c: CorpusConfig) -> None:
     random.Random(20261121).shuffle(lines)
     # American and British, female and male
     voices = sorted(p.stem for p in Path(c.voices).glob("[ab][fm]_*.bin"))
-    seen = [v for v in voices if v not in UNSEEN_VOICES]
+    training_voices = [v for v in voices if v not in UNSEEN_VOICES]
     readers = [("test", v) for v in UNSEEN_VOICES] * TEST_PER_VOICE
-    readers += [("dev", v) for v in seen] * DEV_PER_VOICE
-    readers += [("train", v) for v in seen if v != FAST_VOICE] * TRAIN_PER_VOICE
+    readers += [("dev", v) for v in training_voices] * DEV_PER_VOICE
+    readers += [("train", v) for v in training_voices if v != FAST_VOICE] * TRAIN_PER_VOICE
     readers += [("train", FAST_VOICE)] * (len(lines) - len(readers))
     phonemise = phonemiser(c.vocabulary)
     jobs: list[dict] = [
@@ -362,11 +362,11 @@ def trim(c: CorpusConfig) -> None:
     import pyarrow.parquet as pq
 
     for split in ("train", "dev", "test"):
-        table, kept = pq.read_table(Path(c.corpus) / f"{split}.parquet"), Counter[str]()
+        table, counts = pq.read_table(Path(c.corpus) / f"{split}.parquet"), Counter[str]()
         rows = []
         for row, voice in enumerate(table["speaker"].to_pylist()):
-            kept[voice] += 1
-            if split != "train" or kept[voice] <= c.each:
+            counts[voice] += 1
+            if split != "train" or counts[voice] <= c.each:
                 rows.append(row)
         write_split(c.out, split, table.take(rows))
 

@@ -126,9 +126,9 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
         path = folder / f"{_identity(shard)}.npy"
         if not path.is_file():
             waves = [recording.samples() for recording in shard]
-            found = torch.cat(encoder_states(encoder, waves, ENCODER_SAMPLE_RATE)).half().cpu()
-            with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
-                np.save(file, found.numpy())
+            hidden = torch.cat(encoder_states(encoder, waves, ENCODER_SAMPLE_RATE)).half().cpu()
+            with writing(path, hidden.nbytes), replacing(path) as part, part.open("wb") as file:
+                np.save(file, hidden.numpy())
         ends = np.cumsum([state_count(len(r.wave)) for r in shard])
         states += np.split(np.load(path, mmap_mode="r"), ends[:-1])
     return states
@@ -182,9 +182,9 @@ class EncoderRecognizerTrainer(CTCTrainer):
             log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[
                 0
             ].cpu()
-            found = word_errors(dev.texts[index], self.model.read(log_probs))
+            wrong = word_errors(dev.texts[index], self.model.read(log_probs))
             nats = -likelihood(log_probs, dev.symbols[index], BLANK)
-            sums += (nats, len(dev.texts[index]), found.errors, found.reference_words)
+            sums += (nats, len(dev.texts[index]), wrong.errors, wrong.reference_words)
         nats, characters, errors, words = sums.tolist()
         return nats, characters, errors, words
 

@@ -186,7 +186,7 @@ class CPUBackend(Backend):
         tokens = u.new_empty(rows, several, n, dtype=torch.long)
         features = u.new_empty(rows, several, n, part.features, dtype=torch.float32)
         log_probs = features.new_empty(rows, several * part.actions)
-        made = self._library.run_decision(
+        status = self._library.run_decision(
             ctypes.addressof(part),
             logits.data_ptr(),
             hidden.data_ptr(),
@@ -199,8 +199,8 @@ class CPUBackend(Backend):
             torch.get_num_threads(),
             dial,
         )
-        check_memory(made < 0, f"a decision among {rows * several} chunks")
-        return (tokens, features, log_probs) if made else None
+        check_memory(status < 0, f"a decision among {rows * several} chunks")
+        return (tokens, features, log_probs) if status else None
 
 
 def cpu_backend(dtype: torch.dtype) -> Backend:

@@ -113,19 +113,19 @@ class Weights:
 
     def linears(self, layers: Iterable[nn.Module]) -> Any:
         """Return an array of linear layers."""
-        made = [self.linear(*layer.parameters()) for layer in layers]
-        return (Linear * len(made))(*made)
+        parts = [self.linear(*layer.parameters()) for layer in layers]
+        return (Linear * len(parts))(*parts)
 
 
 def reads(parts: Iterable[nn.Module], weights: Iterable[Tensor] = ()) -> bool:
     """Return whether parts are linear layers and layer norms as PyTorch makes them (not
     quantised, say), and all weights float32 on the CPU."""
-    found = list(weights)
+    tensors = list(weights)
     for part in parts:
         if not (type(part) is nn.Linear or (type(part) is nn.LayerNorm and part.bias is not None)):
             return False
-        found += part.parameters()
-    return all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in found)
+        tensors += part.parameters()
+    return all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in tensors)
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -225,8 +225,8 @@ def _digest(content: bytes) -> str:
 def _is_ours(library: Path) -> bool:
     """Return whether a library is a regular file of this user, writable by nobody else, with the
     digest in its name."""
-    found = library.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = library.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         return False
     return library.stem.rpartition("-")[2] == _digest(library.read_bytes())
 

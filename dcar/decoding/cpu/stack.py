@@ -70,7 +70,7 @@ class CPUStack(Stack):
     ):
         super().__init__(layers, last, first)
         self._run, self._weights = library.run_layers, (weights := Weights())
-        made = [
+        parts = [
             _Layer(
                 *weights.norm(layer.attention_norm),
                 *weights.norm(layer.ffn_norm),
@@ -79,9 +79,9 @@ class CPUStack(Stack):
             for layer in layers
         ]
         self._pass = _Pass(
-            (_Layer * len(made))(*made),
+            (_Layer * len(parts))(*parts),
             *weights.norm(last[0]),
-            len(made),
+            len(parts),
             layers[0].num_heads,
             layers[0].attention_norm.eps,
         )

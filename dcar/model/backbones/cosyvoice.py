@@ -274,14 +274,14 @@ def check_yaml(path: Path) -> None:
         )
         return
     model = text.partition("\nflow:")[0]  # text encoder and language model come first
-    found = {
+    stated = {
         "static_chunk_size": ["1", "1"],
         "input_layer": ["linear", "linear_legacy"],
         "pos_enc_layer_type": ["rel_pos_espnet"] * 2,
         "selfattention_layer_type": ["rel_selfattn"] * 2,
         "activation_type": [],
     }
-    for key, wanted in found.items():
+    for key, wanted in stated.items():
         values = [v.strip("'\"") for v in re.findall(rf"^\s+{key}:\s*(\S+)", model, re.M)]
         if values != wanted:
             raise CheckpointError(

@@ -67,10 +67,10 @@ class BackboneConfig(SpeechVocabulary):
 
     def __post_init__(self):
         # without entries that do not describe the weights or do not survive JSON
-        kept = {
+        recorded = {
             k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")
         }
-        self.architecture = json.loads(json.dumps(kept))
+        self.architecture = json.loads(json.dumps(recorded))
 
     @property
     def start(self) -> int:

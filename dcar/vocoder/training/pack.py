@@ -365,7 +365,7 @@ def pack_training_data(
     rows: list[PackRow] = []
     sources: list[Utterance] = []
     # index of a recording, its length in seconds, and its original rate
-    known: dict[str, tuple[int, float, int]] = {}
+    by_file: dict[str, tuple[int, float, int]] = {}
     rate_hz = info.tokenizer.rate_hz
     present = [split for split in (*train_splits, *validation_splits) if split in info.counts]
     if not set(present) & set(train_splits):
@@ -378,12 +378,12 @@ def pack_training_data(
         for row in tqdm(chosen, desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]
-            if utterance.id not in known:
+            if utterance.id not in by_file:
                 wave, rate = utterance.load()
-                known[utterance.id] = len(recordings), len(wave) / rate, rate
+                by_file[utterance.id] = len(recordings), len(wave) / rate, rate
                 recordings.append(resample(wave, rate, SAMPLE_RATE))
             tokens = np.asarray(row["speech"], dtype=np.int64)
-            recording, seconds, rate = known[utterance.id]
+            recording, seconds, rate = by_file[utterance.id]
             if abs(seconds / speed - len(tokens) / rate_hz) > 3 / rate_hz:
                 raise DataError(
                     f"{prepared_dir}: tokens and audio of utterance {row['id']} differ in length "
@@ -423,8 +423,8 @@ def _with_states(
     DataError if these give other tokens than the row has; one in a hundred may differ, because
     batches and devices round differently."""
     waves = (_played(utterance, row.speed) for utterance, row in zip(sources, rows, strict=True))
-    found = tqdm(states_of(waves, tokenizer.encoder), desc="states", unit="row", total=len(rows))
-    for utterance, row, (_, _, states) in zip(sources, rows, found, strict=True):
+    computed = tqdm(states_of(waves, tokenizer.encoder), desc="states", unit="row", total=len(rows))
+    for utterance, row, (_, _, states) in zip(sources, rows, computed, strict=True):
         coordinates = tokenizer.coordinates(states)
         codes = tokenizer.nearest(coordinates)
         if len(codes) != len(row.tokens) or (codes != row.tokens).sum() > 1 + len(codes) // 100:

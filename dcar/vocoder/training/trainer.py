@@ -338,9 +338,9 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             predicted = self.generator.acoustic(crop.tokens, crop.mask, speaker)
             states = None if self.state_layer is None else self.state_layer(predicted.inner)
-        known = self.known[rows, None]
-        total, logs = acoustic_loss(predicted, target, crop, speaker, known)
-        log_mel = torch.where(known > 0, predicted.log_mel, target)
+        has_states = self.known[rows, None]
+        total, logs = acoustic_loss(predicted, target, crop, speaker, has_states)
+        log_mel = torch.where(has_states > 0, predicted.log_mel, target)
         if self.words is not None:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
                 words = self.words(log_mel, target, crop.frame_mask)
@@ -395,13 +395,13 @@ class Trainer:
             mask = crop.frame_mask
             wave = self.average.renderer(log_mel, pitch, mask)
             copy = self.average.renderer(target, true_pitch, mask)
-            known = self.known[row]
+            has_states = self.known[row]
             f0_error = ((crop.log_f0 - pitch.log_f0).abs() * crop.voiced).sum()
             f0_error = f0_error / crop.voiced.sum().clamp_min(1)
             values = {
                 "mel": self.mel_distance(wave, real),
                 "mel_copy": self.mel_distance(copy, real),
-                "log_mel_error": ((log_mel - target).abs() * known).mean() / known.mean(),
+                "log_mel_error": ((log_mel - target).abs() * has_states).mean() / has_states.mean(),
                 "f0_error_semitones": f0_error * 12 / math.log(2),
                 "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
             }
@@ -447,15 +447,15 @@ def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
     (fewer in a smaller pack)."""
     rows = (~data.validation).nonzero()[:, 0].tolist()
     wanted = CALIBRATION_SECONDS * data.token_rate
-    found: list[int] = []
+    drawn: list[int] = []
     parts = min(16, len(rows))
     for i in range(parts):
         row = rows[i * len(rows) // parts]
         start = int(data.starts[row])
-        found += data.tokens[start : start + int(data.lengths[row])].tolist()
-        if len(found) >= wanted:
+        drawn += data.tokens[start : start + int(data.lengths[row])].tolist()
+        if len(drawn) >= wanted:
             break
-    return tuple(found[:wanted])
+    return tuple(drawn[:wanted])
 
 
 def acoustic_loss(

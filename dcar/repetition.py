@@ -8,15 +8,17 @@ import math
 import torch
 from torch import Tensor
 
-from dcar.ties import Kept, kept
+from dcar.ties import MaskOfLargest, largest
 
 
-def nucleus(logits: Tensor, top_k: int, top_p: float, kept: Kept = kept) -> tuple[Tensor, Tensor]:
+def nucleus(
+    logits: Tensor, top_k: int, top_p: float, mask_of: MaskOfLargest = largest
+) -> tuple[Tensor, Tensor]:
     """Return the whole distribution f and the nucleus distribution n of `repetition_aware`, each
     [..., V] float64, given logits [..., V] float32: of the most probable tokens whose predecessors
     hold less than top_p of f, at most top_k (0 = any number)."""
     full = logits.to(torch.float64).softmax(-1)
-    first = full * kept(logits, top_k, full, top_p)
+    first = full * mask_of(logits, top_k, full, top_p)
     return full, first / first.sum(-1, keepdim=True)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from dcar.config import check, setting
 from dcar.errors import ConfigError
 from dcar.repetition import nucleus, repetition_aware
-from dcar.ties import Kept, kept
+from dcar.ties import MaskOfLargest, largest
 
 STREAMS = {
     "token": 1,
@@ -175,7 +175,7 @@ def warp(
     forbidden: Tensor | None = None,
     eos: int | None = None,
     history: Tensor | None = None,
-    kept: Kept = kept,
+    mask_of: MaskOfLargest = largest,
 ) -> Tensor:
     """Return the distribution that is sampled from, [..., V] float32, given logits [..., V].
 
@@ -184,7 +184,8 @@ def warp(
     EOS is forbidden and nothing else is possible (all other logits are -inf), all other ids are
     equally likely: an utterance that must not end continues. With a repetition_window the
     distribution depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
-    `BatchState.histories`). NaN logits yield NaN; the caller checks. kept: see `dcar.ties.kept`.
+    `BatchState.histories`). NaN logits yield NaN; the caller checks. mask_of: see
+    `dcar.ties.largest`.
     """
     logits = allowed(logits, forbidden, eos)
     if config.repetition_window:
@@ -195,7 +196,7 @@ def warp(
                 "another method"
             )
         return repetition_aware(
-            *nuclei(logits, config, kept=kept),
+            *nuclei(logits, config, mask_of=mask_of),
             history,
             share=config.repetition_share,
             mask=config.repetition_mask,
@@ -207,11 +208,11 @@ def warp(
     if config.temperature != 1:
         logits = logits / config.temperature
     if 0 < config.top_k < logits.shape[-1]:
-        logits = torch.where(kept(logits, config.top_k, None, 1.0), logits, -torch.inf)
+        logits = torch.where(mask_of(logits, config.top_k, None, 1.0), logits, -torch.inf)
     probs = logits.softmax(-1)
     if config.top_p < 1:
         # the smallest set that reaches top_p: a token stays while the mass before it is short of it
-        probs = probs * kept(probs, 0, probs, config.top_p)
+        probs = probs * mask_of(probs, 0, probs, config.top_p)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 
@@ -221,11 +222,11 @@ def nuclei(
     config: SamplingConfig,
     forbidden: Tensor | None = None,
     eos: int | None = None,
-    kept: Kept = kept,
+    mask_of: MaskOfLargest = largest,
 ) -> tuple[Tensor, Tensor]:
     """Return the distributions of `dcar.repetition.nucleus`, with the arguments of `warp`."""
     logits = allowed(logits, forbidden, eos) / config.temperature
-    return nucleus(logits, config.top_k, config.top_p, kept)
+    return nucleus(logits, config.top_k, config.top_p, mask_of)
 
 
 def allowed(logits: Tensor, forbidden: Tensor | None, eos: int | None) -> Tensor:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Kept = Callable[[Tensor, int, Tensor | None, float], Tensor]
-"""Function like `kept`."""
+MaskOfLargest = Callable[[Tensor, int, Tensor | None, float], Tensor]
+"""Function like `largest`."""
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
     return best[..., :k], ids[..., :k]
 
 
-def kept(values: Tensor, k: int, weights: Tensor | None = None, p: float = 1.0) -> Tensor:
+def largest(values: Tensor, k: int, weights: Tensor | None = None, p: float = 1.0) -> Tensor:
     """Return a mask [..., V] of the largest of values [..., V] in the order of `likeliest`: the
     first k (all if k is 0 and there are weights), of which, given weights [..., V], those whose
     predecessors weigh less than p."""

@@ -2,8 +2,8 @@
 
 from dcar.decoding.chunks import ChunkRule, FixedChunk, RandomChunk
 from dcar.decoding.engine import Engine, Progress
-from dcar.decoding.kept import decode
 from dcar.decoding.policy_chunk import PolicyChunk
+from dcar.decoding.pool import decode
 from dcar.decoding.records import Choice, Decision, DecodeResult, Prompt
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Draft, Method

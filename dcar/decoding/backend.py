@@ -67,11 +67,11 @@ class Backend:
         history: Tensor | None = None,
     ) -> Tensor:
         """See `dcar.sampling.warp`."""
-        return warp(logits, sampling, forbidden, eos, history, self.kept)
+        return warp(logits, sampling, forbidden, eos, history, self.largest)
 
-    def kept(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
-        """See `dcar.ties.kept`."""
-        return ties.kept(values, k, weights, p)
+    def largest(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
+        """See `dcar.ties.largest`."""
+        return ties.largest(values, k, weights, p)
 
     def tokens(
         self,
@@ -98,7 +98,7 @@ class Backend:
         of each depends on those before it, at numbers u [B, k], given logits [B, k, V] and the
         window [B, W] before the chunk. Also return their distributions [B, k, V]. A token without
         a distribution is V (see `sample`)."""
-        full, nucleus = nuclei(logits, sampling, forbidden, eos, self.kept)
+        full, nucleus = nuclei(logits, sampling, forbidden, eos, self.largest)
         share, mask = sampling.repetition_share, sampling.repetition_mask
         return self.one_by_one(full, nucleus, history, u, share, mask)
 

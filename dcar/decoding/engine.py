@@ -2,7 +2,7 @@
 rows have finished.
 
 An `Engine` decodes lists of prompts with the same buffers (and CUDA graphs), and yields tokens
-while they are decoded; `decode` of kept.py is a function for one list. Rows that finish are
+while they are decoded; `decode` of pool.py is a function for one list. Rows that finish are
 replaced by waiting utterances, whatever the method. A GPU never waits for the host: while it runs a
 step, the host looks at what the step before it reported, and queues the next one.
 """

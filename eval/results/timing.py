@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcar.decoding.kept import kept_engines
+from dcar.decoding.pool import engine_pool
 from dcar.methods import Entry
 from dcar.prompts.items import PromptItem
 from dcar.speak.stream import speak_first_audio
@@ -140,7 +140,7 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int, of: st
     finished = time.perf_counter()
     first_audio = None
     if isinstance(vocoder, TokenVocoder):
-        engines = kept_engines(entry.decoder)
+        engines = engine_pool(entry.decoder)
         with engines.lock:
             engine = engines.engine(entry.method, entry.sampling, rows=1)
             started_again = time.perf_counter()

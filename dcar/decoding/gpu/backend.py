@@ -34,10 +34,10 @@ class GPUBackend(CompiledBackend):
 
         return GPURotaryLayers if reads_layers(backbone) else super().language_layers(backbone)
 
-    def kept(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
-        from dcar.decoding.gpu.sampling import kept  # imports triton
+    def largest(self, values: Tensor, k: int, weights: Tensor | None, p: float) -> Tensor:
+        from dcar.decoding.gpu.sampling import largest  # imports triton
 
-        return kept(values, k, weights, p)
+        return largest(values, k, weights, p)
 
     def one_by_one(
         self, full: Tensor, nucleus: Tensor, history: Tensor, u: Tensor, share: float, mask: bool

@@ -77,12 +77,12 @@ def _(values: Tensor, *_: object) -> Tensor:
     return torch.empty_like(values, dtype=torch.bool)
 
 
-def kept(values: Tensor, k: int, weights: Tensor | None = None, p: float = 1.0) -> Tensor:
-    """See `dcar.ties.kept`, of values float32. The sums of weights are exact here and rounded
+def largest(values: Tensor, k: int, weights: Tensor | None = None, p: float = 1.0) -> Tensor:
+    """See `dcar.ties.largest`, of values float32. The sums of weights are exact here and rounded
     there: the results differ if the predecessors of a token weigh p within the rounding of a sum of
     all weights (2^-23 for float32 weights)."""
     if values.shape[-1] > MOST_IDS:
-        return ties.kept(values, k, weights, p)
+        return ties.largest(values, k, weights, p)
     return _kept_operator(values, k, weights, max(1, math.ceil(p * ONE)))
 
 

@@ -46,7 +46,7 @@ if INTERPRETED:
     from dcar.decoding.gpu.language import GPURotaryLayers
     from dcar.decoding.gpu.product import MAX_ROWS, product
     from dcar.decoding.gpu.projection import project
-    from dcar.decoding.gpu.sampling import kept
+    from dcar.decoding.gpu.sampling import largest
     from dcar.decoding.gpu.stack import GPUStack
 
     multiply = interpreter.InterpreterBuilder.create_dot
@@ -287,10 +287,10 @@ def hard_logits(levels: int, ids: int) -> Tensor:
 def test_the_set_that_is_kept_is_that_of_a_sort(ids, levels):
     logits = hard_logits(levels, ids)
     for k in {1, min(7, ids), ids}:
-        assert torch.equal(kept(logits, k), ties.kept(logits, k)), k
+        assert torch.equal(largest(logits, k), ties.largest(logits, k)), k
     for probs in (logits.softmax(-1), logits.double().softmax(-1)):
         for k, p in ((0, 0.873), (0, 1e-12), (7, 0.6), (ids + 3, 0.313)):
-            found, expected = kept(logits, k, probs, p), ties.kept(logits, k, probs, p)
+            found, expected = largest(logits, k, probs, p), ties.largest(logits, k, probs, p)
             assert torch.equal(found, expected), (probs.dtype, k, p)
 
 
@@ -303,7 +303,7 @@ def test_a_set_is_kept_whose_weight_is_p():
         (0.75, [[1, 3], [0, 1, 2]]),
         (1.0, [[0, 1, 2, 3]] * 2),
     ):
-        found = kept(weights, 0, weights, p)
+        found = largest(weights, 0, weights, p)
         assert [row.nonzero()[:, 0].tolist() for row in found] == expected
 
 

@@ -28,7 +28,7 @@ KEPT = 32
 """Number of engines that are kept for a decoder: those that were used last."""
 
 
-class KeptEngines:
+class EnginePool:
     """Engines of one decoder. `lock` is held while one of them runs."""
 
     def __init__(self, reader: Reader):
@@ -52,15 +52,15 @@ class KeptEngines:
         return engine
 
 
-_kept: WeakKeyDictionary[nn.Module, KeptEngines] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[nn.Module, EnginePool] = WeakKeyDictionary()
 
 
-def kept_engines(model: AnyDecoder) -> KeptEngines:
+def engine_pool(model: AnyDecoder) -> EnginePool:
     """Return the engines that are kept for the present weights of a decoder."""
     reader = reader_of(model)
-    if model not in _kept or _kept[model].reader is not reader:
-        _kept[model] = KeptEngines(reader)
-    return _kept[model]
+    if model not in _pools or _pools[model].reader is not reader:
+        _pools[model] = EnginePool(reader)
+    return _pools[model]
 
 
 def decode(
@@ -103,7 +103,7 @@ def decode(
     }
     # On a CPU buffers of a batch save no time. Hidden states of many positions are large.
     if not isinstance(model, Reader) and not record_hidden:
-        engines = kept_engines(model)
+        engines = engine_pool(model)
         if (rows == 1 or engines.reader.device.type != "cpu") and engines.lock.acquire(
             blocking=False
         ):

@@ -9,8 +9,8 @@ from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import every_method
 
 from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, decode
-from dcar.decoding import kept as module
-from dcar.decoding.kept import kept_engines
+from dcar.decoding import pool as module
+from dcar.decoding.pool import engine_pool
 from dcar.sampling import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.9, max_tokens=12, max_tokens_per_text_unit=4)
@@ -26,7 +26,7 @@ def test_what_was_captured_serves_equal_methods_of_later_calls(device):
     """New objects of the same settings, policies that were trained meanwhile, another name."""
     model, policy = tiny_decoder().to(device), policy_of(16).to(device)
     decode(model, PROMPTS, PolicyChunk(policy, "sample"), SAMPLING)
-    (engine,) = kept_engines(model).engines.values()
+    (engine,) = engine_pool(model).engines.values()
     captured = dict(engine.graphs._graphs)
     for turn in range(3):
         again = decode(
@@ -38,13 +38,13 @@ def test_what_was_captured_serves_equal_methods_of_later_calls(device):
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(0.3)
-    assert list(kept_engines(model).engines.values()) == [engine]
+    assert list(engine_pool(model).engines.values()) == [engine]
     assert all(engine.graphs._graphs[key] is graph for key, graph in captured.items())
     for method in (PolicyChunk(policy), PolicyChunk(policy, "sample", dial=0.5), FixedChunk(2)):
         decode(model, PROMPTS, method, SAMPLING)
     decode(model, PROMPTS[:1], method, SAMPLING)
     decode(model, PROMPTS, method, SamplingConfig(max_tokens=12))
-    assert len(kept_engines(model).engines) == 6
+    assert len(engine_pool(model).engines) == 6
 
 
 def test_engines_of_a_decoder_share_the_memory_of_keys_and_values(device):
@@ -54,7 +54,7 @@ def test_engines_of_a_decoder_share_the_memory_of_keys_and_values(device):
         name: tokens(Engine(model, method, SAMPLING, 3).decode(PROMPTS))
         for name, method in methods.items()
     }
-    engines = kept_engines(model).engines
+    engines = engine_pool(model).engines
     for prompts in ([LONG], PROMPTS, [LONG, *PROMPTS[:2]], PROMPTS):
         for name, method in methods.items():
             spoken = tokens(decode(model, prompts, method, SAMPLING))
@@ -68,12 +68,12 @@ def test_engines_of_a_decoder_share_the_memory_of_keys_and_values(device):
 def test_a_decoder_in_use_decodes_with_another_engine(device):
     model, method = tiny_decoder().to(device), FixedChunk(2)
     expected = tokens(decode(model, PROMPTS, method, SAMPLING))
-    kept = kept_engines(model)
-    before = dict(kept.engines)
-    with kept.lock:
+    pool = engine_pool(model)
+    before = dict(pool.engines)
+    with pool.lock:
         assert tokens(decode(model, PROMPTS, method, SAMPLING)) == expected
         decode(model, PROMPTS, FixedChunk(3), SAMPLING)
-    assert kept.engines == before
+    assert pool.engines == before
 
 
 def test_no_more_than_so_many_engines_are_kept_and_none_of_former_weights(device, monkeypatch):
@@ -81,15 +81,15 @@ def test_no_more_than_so_many_engines_are_kept_and_none_of_former_weights(device
     model = tiny_decoder().to(device)
     for size in (1, 2, 1, 3):
         decode(model, PROMPTS, FixedChunk(size), SAMPLING)
-    kept = kept_engines(model)
-    assert [engine.method.longest for engine in kept.engines.values()] == [1, 3]
+    pool = engine_pool(model)
+    assert [engine.method.longest for engine in pool.engines.values()] == [1, 3]
     gc.disable()
     try:
-        state = weakref.ref(next(iter(kept.engines.values()))._state)
-        del kept
+        state = weakref.ref(next(iter(pool.engines.values()))._state)
+        del pool
         with torch.no_grad():
             model.norm.weight.add_(0.1)
-        assert not kept_engines(model).engines
+        assert not engine_pool(model).engines
         assert state() is None  # without the garbage collector
     finally:
         gc.enable()
@@ -101,4 +101,4 @@ def test_on_a_cpu_only_buffers_that_save_time_are_kept(rows, count):
     model = tiny_decoder()
     several = decode(model, PROMPTS, FixedChunk(2), SAMPLING, batch_size=rows)
     assert tokens(several) == tokens(Engine(model, FixedChunk(2), SAMPLING, 3).decode(PROMPTS))
-    assert len(kept_engines(model).engines) == count
+    assert len(engine_pool(model).engines) == count

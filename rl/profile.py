@@ -10,9 +10,8 @@ the teacher-forced loss is misleading. Writes profile.json, which `rl.train guid
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -71,6 +70,39 @@ class ProfileConfig(SeedSettings, RunSettings, SpeechSettings, DecoderSettings, 
     sampling: SamplingConfig = setting(SamplingConfig, "Sampling settings of the tokens.")
 
 
+@dataclass
+class SizeRow:
+    """CAR-k on all utterances. S, D, I: errors by kind; N: words of the references; ci: None for
+    few utterances; coverage: part of the utterances that have a transcript."""
+
+    k: int
+    wer: float
+    ci: list[float] | None
+    S: int
+    D: int
+    I: int  # noqa: E741 (the letter of the field)
+    N: int
+    coverage: float
+    tokens_per_pass: float
+    truncated: float
+    duration_ratio: float
+
+
+@dataclass
+class Profile:
+    """The content of profile.json. range: the guidance range, ascending; base_checksum: of the
+    decoder."""
+
+    rows: list[SizeRow]
+    range: list[int]
+    recognizer: str
+    normalizer: str
+    base_checksum: str
+    utterances: int
+    seeds: int
+    sampling: SamplingConfig
+
+
 def profile(
     base: AnyDecoder,
     items: Sequence[PromptItem],
@@ -84,9 +116,9 @@ def profile(
     seed: int = 0,
     batch_size: int = 32,
     progress: bool = False,
-) -> dict[str, Any]:
-    """Measure every chunk size and return the content of profile.json. Raises RewardError if
-    more than a fifth of the utterances of a size have no transcript."""
+) -> Profile:
+    """Measure every chunk size and choose the guidance range. Raises RewardError if more than a
+    fifth of the utterances of a size have no transcript."""
     sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
     if not 1 <= range_size <= len(sizes):
         raise ConfigError(
@@ -100,17 +132,17 @@ def profile(
         for size in tqdm(sizes, desc="guidance profile", disable=not progress)
     ]
     # at equal WER, the faster one
-    best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]
-    return {
-        "rows": rows,
-        "range": sorted(row["k"] for row in best),
-        "recognizer": recognizer.name,
-        "normalizer": NORMALIZER,
-        "base_checksum": base.checksum() if hasattr(base, "checksum") else "",
-        "utterances": len(items),
-        "seeds": seeds,
-        "sampling": vars(sampling),
-    }
+    best = sorted(rows, key=lambda row: (row.wer, -row.k))[:range_size]
+    return Profile(
+        rows=rows,
+        range=sorted(row.k for row in best),
+        recognizer=recognizer.name,
+        normalizer=NORMALIZER,
+        base_checksum=base.checksum() if hasattr(base, "checksum") else "",
+        utterances=len(items),
+        seeds=seeds,
+        sampling=sampling,
+    )
 
 
 def measure(
@@ -122,7 +154,7 @@ def measure(
     size: int,
     seeds: Sequence[int],
     batch_size: int,
-) -> dict[str, Any]:
+) -> SizeRow:
     """Return one row of the profile: CAR-`size` on all items, once per seed."""
     records = []
     for seed in seeds:
@@ -147,22 +179,22 @@ def measure(
             sums[r.item.utterance_id] = (errors + r.errors.errors, words + r.errors.reference_words)
     interval = corpus_interval(*zip(*sums.values(), strict=True))
     tokens = sum(len(r.result.tokens) for r in records)
-    return {
-        "k": size,
-        "wer": score.wer,
-        "ci": interval.ends,
-        "S": score.substitutions,
-        "D": score.deletions,
-        "I": score.insertions,
-        "N": score.reference_words,
-        "coverage": score.coverage,
-        "tokens_per_pass": tokens / sum(r.result.passes for r in records),
-        "truncated": sum(r.result.truncated for r in records) / len(records),
-        "duration_ratio": tokens / sum(len(r.item.reference_tokens) for r in records),
-    }
+    return SizeRow(
+        k=size,
+        wer=score.wer,
+        ci=interval.ends,
+        S=score.substitutions,
+        D=score.deletions,
+        I=score.insertions,
+        N=score.reference_words,
+        coverage=score.coverage,
+        tokens_per_pass=tokens / sum(r.result.passes for r in records),
+        truncated=sum(r.result.truncated for r in records) / len(records),
+        duration_ratio=tokens / sum(len(r.item.reference_tokens) for r in records),
+    )
 
 
-def run(config: ProfileConfig) -> dict[str, Any]:
+def run(config: ProfileConfig) -> Profile:
     """Measure the profile, and write profile.json and config.yaml into `config.out`."""
     device = own_device(config.device)
     base = load_decoder(config.decoder, device, dtype=config.dtype)
@@ -187,33 +219,27 @@ def run(config: ProfileConfig) -> dict[str, Any]:
         progress=True,
     )
     out = Path(config.out)
-    result |= {
-        "wer_of_recordings": recordings,
-        "provenance": provenance(
-            decoder=config.decoder,
-            data=config.data,
-            split=config.split,
-            precision=precision_of(base),
-        ),
-    }
-    write_json(out / "profile.json", result)
+    about = provenance(
+        decoder=config.decoder, data=config.data, split=config.split, precision=precision_of(base)
+    )
+    write_json(
+        out / "profile.json",
+        {**asdict(result), "wer_of_recordings": recordings, "provenance": about},
+    )
     save_config(config, out / "config.yaml")
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Profile) -> str:
     lines = ["  k   WER %   95 % interval    S    D    I  tokens/pass  truncated"]
-    for r in result["rows"]:
-        mark = "*" if r["k"] in result["range"] else " "
-        ends = " – ".join(f"{100 * end:5.1f}" for end in r["ci"]) if r["ci"] else "–"
+    for r in result.rows:
+        mark = "*" if r.k in result.range else " "
+        ends = " – ".join(f"{100 * end:5.1f}" for end in r.ci) if r.ci else "–"
         lines.append(
-            f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {ends:13}  "
-            f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  "
-            f"{r['tokens_per_pass']:11.2f}  {100 * r['truncated']:7.1f} %"
+            f"{mark}{r.k:2d}  {100 * r.wer:6.2f}   {ends:13}  {r.S:5d}{r.D:5d}{r.I:5d}  "
+            f"{r.tokens_per_pass:11.2f}  {100 * r.truncated:7.1f} %"
         )
-    return "\n".join(
-        [*lines, f"guidance range: {result['range']} (recogniser {result['recognizer']})"]
-    )
+    return "\n".join([*lines, f"guidance range: {result.range} (recogniser {result.recognizer})"])
 
 
 CONFIG = ProfileConfig

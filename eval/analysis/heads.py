@@ -19,9 +19,9 @@ weights of one utterance, whole and near the diagonal, Figure 3) and config.yaml
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -110,12 +110,33 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     return scores.softmax(-1).mean(0)[len(item.text_ids) :]
 
 
-class Attention(NamedTuple):
+@dataclass
+class Attention:
     """Attention of the target's positions of one utterance, each a mean over these."""
 
     text: float  # share on the text
     recent: float  # share on the last RECENT speech tokens
     entropy: float  # nats
+
+
+@dataclass
+class Head:
+    """Predictions of one head. head: from 1; best, worst: shares of the tokens that it predicts
+    best and worst of all heads."""
+
+    head: int
+    nats: float
+    best: float
+    worst: float
+
+
+@dataclass
+class Heads:
+    """The content of heads.json. attention: by decoder, of its first layer."""
+
+    utterances: int
+    heads: list[Head]
+    attention: dict[str, Attention]
 
 
 def attention_of(weights: Tensor, texts: int, first: int) -> Attention:
@@ -172,10 +193,8 @@ def measured_decoder(path: str, device: str, starter: Shipped) -> CARDecoder:
     return model
 
 
-def order_of_heads(
-    model: CARDecoder, items: Sequence[PromptItem], picture: Path
-) -> list[dict[str, float]]:
-    """Return nats and shares of best and worst predictions by head; draw the first utterance."""
+def order_of_heads(model: CARDecoder, items: Sequence[PromptItem], picture: Path) -> list[Head]:
+    """Return nats and shares by head; draw the order of the heads of the first utterance."""
     heads = model.config.num_prediction_heads
     losses = [
         losses_by_head(model, hidden, item.reference_tokens)[:, heads - 1 :]
@@ -187,13 +206,11 @@ def order_of_heads(
         ids.bincount(minlength=heads) / len(ids) for ids in (every.argmin(0), every.argmax(0))
     )
     columns = zip(every.mean(1).tolist(), best.tolist(), worst.tolist(), strict=True)
-    return [
-        {"head": k + 1, "nats": n, "best": b, "worst": w} for k, (n, b, w) in enumerate(columns)
-    ]
+    return [Head(k, *values) for k, values in enumerate(columns, start=1)]
 
 
-def run(config: HeadsConfig) -> dict[str, Any]:
-    """Measure, draw and write. Returns the content of heads.json; ConfigError for a single head."""
+def run(config: HeadsConfig) -> Heads:
+    """Measure, draw and write, heads.json too. Raises ConfigError for a single head."""
     device = own_device(config.device)
     models = {"decoder": measured_decoder(config.decoder, device, "decoder")}
     if config.far_decoder:
@@ -208,41 +225,38 @@ def run(config: HeadsConfig) -> dict[str, Any]:
     items = load_prompts(
         config.data, config.split, model, config.prompt_tokens, config.seed, config.limit
     )
-    result: dict[str, Any] = {
-        "utterances": len(items),
-        "heads": order_of_heads(model, items, out / "heads.png"),
-    }
+    heads = order_of_heads(model, items, out / "heads.png")
     bos = int(model.config.bos)
     shown: dict[str, Tensor] = {}
-    result["attention"] = {}
+    attention: dict[str, Attention] = {}
     for name, of in models.items():
         measured = []
         for item in items:
             weights = first_attention(of, item)
-            measured.append(attention_of(weights, len(item.text_ids), len(item.prompt_ids) + bos))
+            shares = attention_of(weights, len(item.text_ids), len(item.prompt_ids) + bos)
+            measured.append(astuple(shares))
             shown.setdefault(name, weights)
         means = torch.tensor(measured).mean(0).tolist()
-        result["attention"][name] = Attention(*means)._asdict()
+        attention[name] = Attention(*means)
     draw_attention(shown, out / "attention.png")
-    result["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)
-    write_json(out / "heads.json", result)
+    result = Heads(len(items), heads, attention)
+    about = provenance(decoder=config.decoder, data=config.data, split=config.split)
+    write_json(out / "heads.json", {**asdict(result), "provenance": about})
     save_config(config, out / "config.yaml")
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Heads) -> str:
     """Format the result for a terminal."""
     lines = ["head   nats   best %  worst %"]
     lines += [
-        f"{h['head']:4} {h['nats']:6.3f} {100 * h['best']:8.2f} {100 * h['worst']:8.2f}"
-        for h in result["heads"]
+        f"{h.head:4} {h.nats:6.3f} {100 * h.best:8.2f} {100 * h.worst:8.2f}" for h in result.heads
     ]
-    for name, a in result["attention"].items():
-        text, recent = 100 * a["text"], 100 * a["recent"]
-        lines.append(
-            f"{name}, first layer: {text:.1f} % of the attention on the text, {recent:.1f} % on "
-            f"the last {RECENT} speech tokens; entropy {a['entropy']:.2f} nats"
-        )
+    lines += [
+        f"{name}, first layer: {100 * a.text:.1f} % of the attention on the text, "
+        f"{100 * a.recent:.1f} % on the last {RECENT} speech tokens; entropy {a.entropy:.2f} nats"
+        for name, a in result.attention.items()
+    ]
     return "\n".join(lines)
 
 

@@ -367,8 +367,8 @@ def test_a_profile_of_two_utterances(recipe):
         range_size=config.range_size,
         batch_size=config.batch_size,
     )
-    assert [row["k"] for row in result["rows"]] == (config.sizes or [1, 2, 3, 4, 5, 6, 7])
-    assert len(result["range"]) == config.range_size
+    assert [row.k for row in result.rows] == (config.sizes or [1, 2, 3, 4, 5, 6, 7])
+    assert len(result.range) == config.range_size
 
 
 @pytest.mark.parametrize("recipe", of("dcpo"))

@@ -22,22 +22,22 @@ def measured():
 
 def test_profile_measures_every_chunk_size(measured):
     """The toy world's known curve: CAR-1 is perfect, every further token a pass costs words."""
-    rows = measured["rows"]
-    assert [r["k"] for r in rows] == [1, 2, 3, 4] and measured["range"] == [1, 2]
-    assert [r["wer"] for r in rows] == pytest.approx([0.0, 0.39, 0.57, 0.643], abs=0.05)
-    assert [r["tokens_per_pass"] for r in rows] == pytest.approx([0.95, 1.87, 2.76, 3.61], abs=0.08)
+    rows = measured.rows
+    assert [r.k for r in rows] == [1, 2, 3, 4] and measured.range == [1, 2]
+    assert [r.wer for r in rows] == pytest.approx([0.0, 0.39, 0.57, 0.643], abs=0.05)
+    assert [r.tokens_per_pass for r in rows] == pytest.approx([0.95, 1.87, 2.76, 3.61], abs=0.08)
     words = 2 * sum(len(i.text.split()) for i in toy_items(60))
     for r in rows:
-        assert r["N"] == words and r["wer"] == pytest.approx((r["S"] + r["D"] + r["I"]) / words)
-        assert r["ci"][0] <= r["wer"] <= r["ci"][1] and r["ci"][1] - r["ci"][0] < 0.15
-    assert measured["recognizer"] == "toy" and measured["utterances"] == 60
+        assert r.N == words and r.wer == pytest.approx((r.S + r.D + r.I) / words)
+        assert r.ci[0] <= r.wer <= r.ci[1] and r.ci[1] - r.ci[0] < 0.15
+    assert measured.recognizer == "toy" and measured.utterances == 60
 
 
 def test_at_equal_wer_the_faster_size_is_taken():
     result = guidance.profile(
         ToyDecoder(), toy_items(5), ToyVocoder(), Deaf(), SAMPLING, range_size=2, sizes=[1, 3, 4]
     )
-    assert result["range"] == [3, 4]
+    assert result.range == [3, 4]
 
 
 def test_seeds_of_an_utterance_stay_together_in_its_interval():
@@ -52,14 +52,10 @@ def test_seeds_of_an_utterance_stay_together_in_its_interval():
             sizes=[1],
             seeds=seeds,
             range_size=1,
-        )["rows"][0]
+        ).rows[0]
         for seeds in (1, 4)
     )
-    assert (
-        again["N"] == 4 * once["N"]
-        and again["ci"] == once["ci"]
-        and once["ci"][0] < once["wer"] < once["ci"][1]
-    )
+    assert again.N == 4 * once.N and again.ci == once.ci and once.ci[0] < once.wer < once.ci[1]
 
 
 def test_profile_refuses_nonsense(tmp_path):

@@ -1,6 +1,7 @@
 """The order of the heads and the attention of the first layer, held against slow references."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis.fit_verifiers import teacher_forced
 from eval.analysis.heads import (
     RECENT,
-    Attention,
     HeadsConfig,
     attention_of,
     first_attention,
@@ -90,10 +90,10 @@ def test_analysis_end_to_end(data, tmp_path):
     result = run(
         HeadsConfig(**given, decoder=str(tmp_path / "car"), far_decoder=str(tmp_path / "far"))
     )
-    assert json.loads((tmp_path / "out" / "heads.json").read_text())["heads"] == result["heads"]
-    assert sum(row["best"] for row in result["heads"]) == pytest.approx(1)
-    assert set(result["attention"]) == {"decoder", "far_decoder"}
-    assert set(result["attention"]["decoder"]) == set(Attention._fields)
+    written = json.loads((tmp_path / "out" / "heads.json").read_text())
+    assert asdict(result).items() <= written.items()
+    assert sum(row.best for row in result.heads) == pytest.approx(1)
+    assert set(result.attention) == {"decoder", "far_decoder"}
     assert all(
         (tmp_path / "out" / f"{name}.png").stat().st_size > 1000 for name in ("heads", "attention")
     )

@@ -20,7 +20,7 @@ embedding remains.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,49 @@ class VocoderQualityConfig(SeedSettings, RunSettings, SpeechSettings, PromptSett
     out: str = "runs/vocoder_quality"
 
 
+@dataclass
+class Heard:
+    """Transcript of a waveform, None without one, and its wrong words."""
+
+    transcript: str | None
+    errors: int
+
+
+@dataclass
+class Quality:
+    """Rates of all waveforms of one kind. wer_ci: None for few utterances; right_voice: share that
+    is nearest to its own voice of those in this split, None if there is one; right_voice_of_corpus:
+    of all voices; similarity: mean cosine with the own voice."""
+
+    wer: float
+    wer_ci: list[float] | None
+    cer: float
+    right_voice: float | None
+    right_voice_of_corpus: float | None
+    similarity: float
+
+
+@dataclass
+class Utterance:
+    id: str
+    text: str
+    recording: Heard
+    resynthesised: Heard
+
+
+@dataclass
+class VocoderQuality:
+    """The content of vocoder_quality.json. voices: speakers of the n utterances."""
+
+    n: int
+    voices: int
+    voices_of_corpus: int
+    recording: Quality
+    resynthesised: Quality
+    recognizer: str
+    utterances: list[Utterance]
+
+
 def nearest_voice(
     embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]
 ) -> list[str]:
@@ -75,7 +118,7 @@ def _voices(data: str) -> dict[str, np.ndarray]:
     }
 
 
-def run(config: VocoderQualityConfig) -> dict[str, Any]:
+def run(config: VocoderQualityConfig) -> VocoderQuality:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`. Raises DataError
     for an empty split."""
     split = load_split(config.data, config.split)
@@ -91,43 +134,40 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
-    found: list[dict[str, Any]] = [{"id": item.utterance_id, "text": item.text} for item in items]
-    result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
-
+    own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
     size = config.batch_size
 
-    def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
+    def measure(name: str, waves: list[np.ndarray], rate: int) -> tuple[list[Heard], Quality]:
         transcripts = recognizer.transcribe(waves, rate)
         errors = [
             word_errors(text, words or "") for text, words in zip(texts, transcripts, strict=True)
         ]
-        for row, words, e in zip(found, transcripts, errors, strict=True):
-            row[name] = {"transcript": words, "errors": e.errors}
-        interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
-        measured: dict[str, Any] = {
-            "wer": corpus_wer(errors).wer,
-            "wer_ci": interval.ends,
-            "cer": corpus_wer(
-                [character_errors(t, h or "") for t, h in zip(texts, transcripts, strict=True)]
-            ).wer,
-        }
+        characters = [
+            character_errors(text, words or "")
+            for text, words in zip(texts, transcripts, strict=True)
+        ]
         embeddings = np.concatenate(
             [
                 encoder.embed_all(batch := waves[start : start + size], [rate] * len(batch))
                 for start in tqdm(range(0, len(waves), size), desc=f"voices of {name}")
             ]
         )
-        for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
+
+        def right(names: list[str]) -> float | None:
             nearest = nearest_voice(embeddings, voices, names)
-            right = float(
-                np.mean([a == item.speaker for a, item in zip(nearest, items, strict=True)])
-            )
-            measured[key] = right if len(names) > 1 else None
-        own = np.stack(
-            [voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items]
+            hits = [name == item.speaker for name, item in zip(nearest, items, strict=True)]
+            return float(np.mean(hits)) if len(names) > 1 else None
+
+        interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
+        heard = [Heard(words, e.errors) for words, e in zip(transcripts, errors, strict=True)]
+        return heard, Quality(
+            wer=corpus_wer(errors).wer,
+            wer_ci=interval.ends,
+            cer=corpus_wer(characters).wer,
+            right_voice=right(here),
+            right_voice_of_corpus=right(sorted(voices)),
+            similarity=float((embeddings * own).sum(1).mean()),
         )
-        measured["similarity"] = float((embeddings * own).sum(1).mean())
-        result[name] = measured
 
     recordings = [recording(item.utterance_id) for item in items]
     if len({rate for _, rate in recordings}) != 1:
@@ -135,43 +175,50 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure "
             "against"
         )
-    measure("recording", [wave for wave, _ in recordings], recordings[0][1])
-    measure(
-        "resynthesised",
-        voice(
-            vocoder,
-            [item.reference_tokens for item in items],
-            [item.speaker_embedding for item in items],
-            texts,
-            size,
-            f"synthesise with {config.vocoder}",
-        ),
-        int(vocoder.sample_rate),
+    heard, recorded = measure("recording", [wave for wave, _ in recordings], recordings[0][1])
+    spoken = voice(
+        vocoder,
+        [item.reference_tokens for item in items],
+        [item.speaker_embedding for item in items],
+        texts,
+        size,
+        f"synthesise with {config.vocoder}",
     )
-    result |= {"recognizer": config.recognizer, "utterances": found}
-    result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
+    heard_again, resynthesised = measure("resynthesised", spoken, int(vocoder.sample_rate))
+    result = VocoderQuality(
+        n=len(items),
+        voices=len(here),
+        voices_of_corpus=len(voices),
+        recording=recorded,
+        resynthesised=resynthesised,
+        recognizer=config.recognizer,
+        utterances=[
+            Utterance(item.utterance_id, item.text, *pair)
+            for item, *pair in zip(items, heard, heard_again, strict=True)
+        ],
+    )
+    about = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
     out = Path(config.out)
-    write_json(out / "vocoder_quality.json", result)
+    write_json(out / "vocoder_quality.json", {**asdict(result), "provenance": about})
     save_config(config, out / "config.yaml")
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: VocoderQuality) -> str:
     lines = [
-        f"{result['n']} utterances, {result['voices']} voices; recogniser {result['recognizer']}",
+        f"{result.n} utterances, {result.voices} voices; recogniser {result.recognizer}",
         f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
         f"{'similarity':>11}",
     ]
-    for name in ("recording", "resynthesised"):
-        row = result[name]
-        ends = "–".join(f"{100 * end:.1f}" for end in row["wer_ci"] or ())
+    for name, row in (("recording", result.recording), ("resynthesised", result.resynthesised)):
+        ends = "–".join(f"{100 * end:.1f}" for end in row.wer_ci or ())
         here, of_all = (
-            "–" if row[key] is None else f"{100 * row[key]:.1f}"
-            for key in ("right_voice", "right_voice_of_corpus")
+            "–" if share is None else f"{100 * share:.1f}"
+            for share in (row.right_voice, row.right_voice_of_corpus)
         )
         lines.append(
-            f"{name:14} {100 * row['wer']:6.1f} {ends or '–':>11} "
-            f"{100 * row['cer']:6.1f} {here:>20} {of_all:>7} {row['similarity']:11.3f}"
+            f"{name:14} {100 * row.wer:6.1f} {ends or '–':>11} {100 * row.cer:6.1f} {here:>20} "
+            f"{of_all:>7} {row.similarity:11.3f}"
         )
     return "\n".join(lines)
 

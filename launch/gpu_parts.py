@@ -29,7 +29,7 @@ from dcar.vocoder.training.pack import FRAME_RATE, SAMPLE_RATE, VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 from eval.analysis.fit_verifiers import fit
 from eval.results.timing import read_timings, speed_of, speedup, synchronize, time_methods
-from eval.speed.measure import Load, Row, interleaved
+from eval.speed.measure import Load, SpeedRow, interleaved
 from eval.speed.models import made_up_statistics, random_models
 from rl.rollout import forced_sizes
 
@@ -42,7 +42,7 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return interleaved({"": call}, 1, device)[""].seconds
 
 
-def measure_methods(device: str, out: Path) -> list[Row]:
+def measure_methods(device: str, out: Path) -> list[SpeedRow]:
     """Time the methods of the quickstart end to end, decoder and vocoder, with the shipped models.
 
     They run in float32, so that the tokens are those of a CPU, whose word errors are known. car-1
@@ -76,12 +76,12 @@ def measure_methods(device: str, out: Path) -> list[Row]:
         tokens = sum(time.tokens for time in mine) / sum(time.passes for time in mine)
         speed, gain = speed_of(times, name), speedup(times, name, first)
         if speed is None or gain is None:
-            rows.append(Row(f"{name}, RTF end to end", {}, "no speech"))
+            rows.append(SpeedRow(f"{name}, RTF end to end", {}, "no speech"))
             continue
         values = {"": speed.rtf, "of the decoder": speed.lm_rtf}
         compare = f"{gain.total:.2f} and {gain.lm:.2f} × {first}; {tokens:.2f} tokens per pass"
-        rows.append(Row(f"{name}, RTF end to end", values, compare))
-        rows.append(Row(f"{name}, seconds to first audio", {"": speed.first_audio or 0.0}))
+        rows.append(SpeedRow(f"{name}, RTF end to end", values, compare))
+        rows.append(SpeedRow(f"{name}, seconds to first audio", {"": speed.first_audio or 0.0}))
     return rows
 
 
@@ -100,7 +100,7 @@ def replay_ms(engine: Engine, count: int = 200) -> float:
     return first.elapsed_time(last) / count
 
 
-def measure_replays(device: str, _out: Path) -> list[Row]:
+def measure_replays(device: str, _out: Path) -> list[SpeedRow]:
     """Measure a step of six methods at batch 1 and 32: as the host sees it, and, on a GPU, its
     graph alone. What the first has more than the second, the host adds.
 
@@ -128,7 +128,7 @@ def measure_replays(device: str, _out: Path) -> list[Row]:
             values = {"": 1e3 * (many - few) / max(1, rounds[1] - rounds[0])}
             if engines[1].graphs.enabled:
                 values["of its graph alone"] = replay_ms(engines[1])
-            rows.append(Row(f"{entry.name}, batch {batch}, ms per step", values))
+            rows.append(SpeedRow(f"{entry.name}, batch {batch}, ms per step", values))
     return rows
 
 
@@ -154,7 +154,7 @@ def made_up_audio(device: str) -> VocoderData:
         )
 
 
-def measure_vocoder(device: str, _out: Path) -> list[Row]:
+def measure_vocoder(device: str, _out: Path) -> list[SpeedRow]:
     """Measure the vocoder: synthesis of utterances of 6 s in batches, pieces of a stream, and
     training steps."""
     tiny = device == "cpu"
@@ -166,20 +166,20 @@ def measure_vocoder(device: str, _out: Path) -> list[Row]:
         spent = seconds(partial(vocoder.synthesize, speech, voices), device)
         what = f"vocoder, batch {batch}, seconds of audio per second"
         speed = batch * tokens / TOKEN_RATE / spent
-        rows.append(Row(what, {"": speed}))
+        rows.append(SpeedRow(what, {"": speed}))
     stream, count = vocoder.stream(voices[0]), 1 if tiny else 20
     stream.push([1] * 150)
     spent = seconds(lambda: [stream.push([1] * 25) for _ in range(count)], device)
-    rows.append(Row("vocoder, ms of a streamed piece of 0.5 s", {"": 1e3 * spent / count}))
+    rows.append(SpeedRow("vocoder, ms of a streamed piece of 0.5 s", {"": 1e3 * spent / count}))
     config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not tiny)
     trainer = Trainer(config, made_up_audio(device), torch.device(device))
     steps = 1 if tiny else 20
     speed = steps / seconds(lambda: [trainer.step() for _ in range(steps)], device)
-    rows.append(Row("vocoder, training steps per second", {"": speed}))
+    rows.append(SpeedRow("vocoder, training steps per second", {"": speed}))
     return rows
 
 
-def measure_rollouts(device: str, _out: Path) -> list[Row]:
+def measure_rollouts(device: str, _out: Path) -> list[SpeedRow]:
     """Measure the rollouts of a DCPO step, half of them with forced sizes: decoding, and with
     the vocoder."""
     tiny = device == "cpu"
@@ -201,8 +201,8 @@ def measure_rollouts(device: str, _out: Path) -> list[Row]:
     voiced = seconds(lambda: vocoder.synthesize([r.tokens for r in results], voices), device)
     what, aim = f"rollouts of {load.tokens} tokens, {rows} rows, per second", "aim ≥ 400"
     return [
-        Row(f"{what}: tokens only", {"": rows / decoded}, aim),
-        Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}),
+        SpeedRow(f"{what}: tokens only", {"": rows / decoded}, aim),
+        SpeedRow(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}),
     ]
 
 
@@ -230,7 +230,7 @@ def tokens_per_second(steps: Sequence[tuple[float, int]]) -> float:
     return sum(tokens for _, tokens in measured[:-1]) / (measured[-1][0] - measured[0][0])
 
 
-def measure_stage_one(device: str, out: Path) -> list[Row]:
+def measure_stage_one(device: str, out: Path) -> list[SpeedRow]:
     """Train with batches of the paper's size, with larger ones, and compiled."""
     steps, tokens = 40, "per_device_train_batch_tokens"
     runs = {
@@ -250,7 +250,7 @@ def measure_stage_one(device: str, out: Path) -> list[Row]:
         with recorded_steps(steps) as recorded:
             dcar.train.car.main([*common, "resume_from_checkpoint=never", *settings])
         speed = tokens_per_second(recorded)
-        rows.append(Row(f"stage one, {name}, speech tokens per second", {"": speed}))
+        rows.append(SpeedRow(f"stage one, {name}, speech tokens per second", {"": speed}))
     return rows
 
 
@@ -260,7 +260,7 @@ def loudness(audio: Sequence[np.ndarray | None], **_: Any) -> list[float | None]
     return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
 
 
-def measure_stage_two(device: str, out: Path) -> list[Row]:
+def measure_stage_two(device: str, out: Path) -> list[SpeedRow]:
     """Train a policy for the decoder of `stage-one` and take the times of the last step, because
     the first ones capture graphs."""
     rollouts, size = 64, ["max_steps=4", "limit=64", "max_completion_length=250"]
@@ -278,5 +278,7 @@ def measure_stage_two(device: str, out: Path) -> list[Row]:
     spent = {name.removeprefix(prefix): s for name, s in last.items() if name.startswith(prefix)}
     # decoding runs in parallel with vocoder and recogniser
     step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("recognizer", 0))
-    speed = Row("rollouts with rewards, per second", {"": rollouts / step}, f"{rollouts} per step")
-    return [Row("stage two, seconds per step", spent), speed]
+    speed = SpeedRow(
+        "rollouts with rewards, per second", {"": rollouts / step}, f"{rollouts} per step"
+    )
+    return [SpeedRow("stage two, seconds per step", spent), speed]

@@ -30,12 +30,12 @@ from dcar.errors import DCARError
 from dcar.process import own_device, run_claimed, run_command
 from dcar.storage import write_text
 from dcar.tracking import provenance, write_json
-from eval.speed.measure import Row
+from eval.speed.measure import SpeedRow
 from eval.speed.run import SpeedConfig
 from eval.speed.run import run as run_speed
 from launch import gpu_parts
 
-PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
+PARTS: dict[str, str | Callable[[str, Path], list[SpeedRow]]] = {
     "methods": gpu_parts.measure_methods,
     "replays": gpu_parts.measure_replays,
     "steps": "parts=[steps]",
@@ -76,7 +76,7 @@ class RowsConfig:
         own_device(self.device)
 
 
-def measure_speed(settings: str, device: str) -> list[Row]:
+def measure_speed(settings: str, device: str) -> list[SpeedRow]:
     """Run `dcar analyse what=speed` with the settings of a part."""
     size = "sizes=[paper] tokens=225 repeats=3"
     if device == "cpu":
@@ -86,7 +86,7 @@ def measure_speed(settings: str, device: str) -> list[Row]:
     return rows
 
 
-def measure(part: str, config: RowsConfig) -> list[Row]:
+def measure(part: str, config: RowsConfig) -> list[SpeedRow]:
     """Measure a part, with its output in <out>/<part>.log. Raises DCARError with the cause if it
     fails."""
     out, device, measured = Path(config.out), config.device, PARTS[part]
@@ -100,7 +100,9 @@ def measure(part: str, config: RowsConfig) -> list[Row]:
             else:
                 rows = measured(device, out / part)
             if device == "cuda":
-                rows.append(Row("peak memory", {"GiB": torch.cuda.max_memory_allocated() / 2**30}))
+                rows.append(
+                    SpeedRow("peak memory", {"GiB": torch.cuda.max_memory_allocated() / 2**30})
+                )
             return rows
         except (Exception, SystemExit) as error:  # the other parts are measured in any case
             traceback.print_exc()
@@ -126,8 +128,8 @@ def table(out: Path, parts: Sequence[str]) -> str:
         where = "{machine}, {revision}, torch {torch}".format_map(measured) if measured else ""
         if measured and measured["device"] == "cpu":
             where = f"rehearsal: {where}"
-        for values in measured.get("rows", [asdict(Row("not measured yet", {}))]):
-            row = Row(**values)
+        for values in measured.get("rows", [asdict(SpeedRow("not measured yet", {}))]):
+            row = SpeedRow(**values)
             lines.append(f"| {part} | {row.what} | {row.measured} | {row.compare} | {where} |")
     return "\n".join(lines) + "\n"
 

@@ -34,7 +34,7 @@ VARIANTS = 256
 or many. torch's own limit of 8 would be reached by the third method."""
 
 
-class Part:
+class CompiledPart:
     """Function of a step that is compiled when it is called. It must not change Python objects."""
 
     def __init__(self, function: Callable[..., Any]):
@@ -179,11 +179,11 @@ class CompiledBackend(Backend):
     compiled = True
 
     def __init__(self) -> None:
-        self._parts: dict[Callable[..., Any], Part] = {}
+        self._parts: dict[Callable[..., Any], CompiledPart] = {}
 
     def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in self._parts:
-            self._parts[function] = Part(function)
+            self._parts[function] = CompiledPart(function)
         return self._parts[function]
 
     def stack(

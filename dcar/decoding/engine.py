@@ -77,7 +77,7 @@ class Look(NamedTuple):
     reported: HostCopy  # [rows, 6] of `BatchState.report`
 
 
-class Part(NamedTuple):
+class NewTokens(NamedTuple):
     """New tokens of an utterance on their way to the host."""
 
     slot: Slot
@@ -93,7 +93,7 @@ class Part(NamedTuple):
 class Reading(NamedTuple):
     """Rows that are being read back."""
 
-    parts: list[Part]
+    parts: list[NewTokens]
     logs: Callable[[], list[RowLog]]  # waits for them
     failed: Slot | None  # the first utterance without a distribution
 
@@ -432,7 +432,7 @@ class Engine:
                     if state.features is not None:
                         features = _ordinary(state.features[slot.row, :passes])
             parts.append(
-                Part(
+                NewTokens(
                     slot,
                     slot.returned,
                     generated,
@@ -464,7 +464,7 @@ class Engine:
                 slot = reading.failed
                 raise distribution_error(slot.prompt.utterance_id, slot.generated)
 
-    def _result(self, part: Part, seed: int, logged: RowLog) -> DecodeResult:
+    def _result(self, part: NewTokens, seed: int, logged: RowLog) -> DecodeResult:
         slot, log = part.slot, dict(zip(LOGGED, logged.log.T.tolist(), strict=True))
         positions = list(accumulate(log["emitted"][:-1], initial=slot.prompt_length - 1))
         verified = [i for i, proposed in enumerate(log["proposed"]) if proposed]

@@ -42,7 +42,7 @@ from dcar.corpus.rows import (
 )
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
-from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
+from dcar.prepare.shards import Contents, CorpusPart, Loaded, UtteranceJob
 from dcar.process import own_device, workers
 from dcar.storage import digest_of, json_lines, write_text
 from dcar.text.readings import normalize_transcript
@@ -136,15 +136,17 @@ class WholeCorpus:
             if number % world == rank
         ]
 
-    def _jobs(self) -> dict[str, list[Job]]:
+    def _jobs(self) -> dict[str, list[UtteranceJob]]:
         """Return the rows to tokenise, by split: good rows, and copies at other speeds. Raises
         DataError for an empty split or a repeated id."""
         config = self.config
         bad = {(p.id, p.source) for p in self.problems}
-        jobs: dict[str, list[Job]] = {}
+        jobs: dict[str, list[UtteranceJob]] = {}
         for split, rows in self.chosen.items():
             good = [u for u in rows if (u.id, u.source) not in bad]
-            jobs[split] = [Job(u, speed) for speed in speeds_of(split, config) for u in good]
+            jobs[split] = [
+                UtteranceJob(u, speed) for speed in speeds_of(split, config) for u in good
+            ]
         twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
         if twice:  # a copy of A at 0.9 has the id A@0.9, which an utterance may have as well
             raise DataError(
@@ -210,7 +212,7 @@ class StreamedCorpus:
         placed = [(u, split_of(u, config)) for u in utterances]
         chosen = [(u, split) for u, split in placed if split in config.splits]
         in_time = [(u, split) for u, split in chosen if in_range(u, config)]
-        jobs: dict[str, list[Job]] = {split: [] for split in config.splits}
+        jobs: dict[str, list[UtteranceJob]] = {split: [] for split in config.splits}
         loaded: dict[str, Loaded] = {}
         problems = [r for r in rows if isinstance(r, Problem)]
         examined = pool.map(
@@ -221,7 +223,7 @@ class StreamedCorpus:
             if fault or audio is None:
                 continue
             loaded[u.source] = audio, prompt
-            jobs[split] += [Job(u, speed) for speed in speeds_of(split, config)]
+            jobs[split] += [UtteranceJob(u, speed) for speed in speeds_of(split, config)]
         others = other_splits((split for _, split in placed), config)
         return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(in_time), others)
 

@@ -47,7 +47,7 @@ class Encoder(Protocol):
         ...
 
 
-class Job(NamedTuple):
+class UtteranceJob(NamedTuple):
     """One row of the output: an utterance at a speed."""
 
     utterance: Utterance
@@ -70,7 +70,7 @@ class Contents(NamedTuple):
     """Contents of a chunk of the corpus: rows to tokenise, by split, and the outcome of reading
     it."""
 
-    jobs: dict[str, list[Job]]
+    jobs: dict[str, list[UtteranceJob]]
     # recordings by `Utterance.source`, if they were decoded already
     loaded: dict[str, Loaded] | None = None
     problems: Sequence[Problem] = ()
@@ -127,14 +127,14 @@ class Analysed:
 class AnalysedJob(NamedTuple):
     """Row of the output before the models have read it; speech is None if the row is left out."""
 
-    job: Job
+    job: UtteranceJob
     text_ids: list[int]
     speech: Analysed | None
     prompt: Analysed | None
 
 
 def analyse(
-    jobs: Sequence[Job],
+    jobs: Sequence[UtteranceJob],
     encoder: Encoder,
     rate: int,
     max_seconds: float,
@@ -151,7 +151,7 @@ def analyse(
     row's name.
     """
 
-    def one(job: Job) -> AnalysedJob:
+    def one(job: UtteranceJob) -> AnalysedJob:
         try:
             return whole(job)
         except (AudioError, TextError) as error:
@@ -160,7 +160,7 @@ def analyse(
             problems.append(Problem(job.utterance.id, job.utterance.source, str(error)))
             return AnalysedJob(job, [], None, None)
 
-    def whole(job: Job) -> AnalysedJob:
+    def whole(job: UtteranceJob) -> AnalysedJob:
         u = job.utterance
         place = f"{u.source}: utterance {job.id}"
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]

@@ -56,12 +56,12 @@ EXPORT = ".export.part"  # folder that a finished model is written to before it 
 
 
 class RunTrainer(BucketedTrainer):
-    """Trainer of a run with `RunSettings`: the paper's optimiser or AdamW, batches limited by
-    tokens, any number of processes."""
+    """Trainer of a run with `TokenModelSettings`: the paper's optimiser or AdamW, batches limited
+    by tokens, any number of processes."""
 
     def __init__(self, config: Any, model: Any, train: Any, dev: Any):
-        """Create the trainer. config: a `RunSettings` with the shape `model`. Raises ConfigError
-        if the optimiser or the compiler cannot work on sharded weights."""
+        """Create the trainer. config: a `TokenModelSettings` with the shape `model`. Raises
+        ConfigError if the optimiser or the compiler cannot work on sharded weights."""
         if config.optim == "scaled_adam" and sharding():
             raise ConfigError(
                 "optim=scaled_adam scales the steps of a tensor by its root mean square, but "

@@ -29,11 +29,11 @@ from dcar.sources.shipped import resolve
 from dcar.train.car import fit
 from dcar.train.checkpoints import last_of
 from dcar.train.plan import decoder_shape
-from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
+from dcar.train.settings import BackboneTraining, TokenModelSettings, TrainConfig
 
 
 @dataclass
-class TrainDraftConfig(RunSettings):
+class TrainDraftConfig(TokenModelSettings):
     """Settings of `dcar train-draft`; those that stage one has too mean the same."""
 
     decoder: str = setting(
@@ -68,7 +68,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
     last = last_of(config, type(draft).load_config, draft.config, "draft")
-    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(RunSettings)}
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(TokenModelSettings)}
     backbone = BackboneTraining()
     if isinstance(draft, BackboneDecoder):
         backbone.path = str(folder)  # whose text tokenizer is copied

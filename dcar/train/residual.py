@@ -36,7 +36,7 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.train.batches import NO_PROMPT
 from dcar.train.car import RunTrainer
 from dcar.train.checkpoints import data_stamp, last_of
-from dcar.train.settings import RunSettings
+from dcar.train.settings import TokenModelSettings
 from dcar.vocoder.residual import ResidualConfig, ResidualModel
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ IGNORE = -100  # target that cross entropy leaves out
 
 
 @dataclass
-class TrainResidualConfig(RunSettings):
+class TrainResidualConfig(TokenModelSettings):
     """Settings of `dcar train-residual`; those that stage one has too mean the same."""
 
     out: str = "runs/residual"

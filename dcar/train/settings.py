@@ -36,7 +36,7 @@ class SpokenSettings(SpeechSettings):
 
 
 @dataclass
-class RunSettings(DataSettings, TrainerSettings):
+class TokenModelSettings(DataSettings, TrainerSettings):
     """Settings of a run of stage one, or of another model that is trained as decoders are."""
 
     out: str = "runs/car"
@@ -101,7 +101,7 @@ class BackboneTraining:
 
 
 @dataclass
-class TrainConfig(RunSettings):
+class TrainConfig(TokenModelSettings):
     """Settings of stage one."""
 
     head_weight_decay: float = setting(

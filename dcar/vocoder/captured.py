@@ -27,7 +27,7 @@ from dcar.vocoder.streaming import reach
 from heads.checkpoint import weights_signature
 
 
-class Block(NamedTuple):
+class CapturedBlock(NamedTuple):
     """Buffers of a block of windows; see `VocoderNetwork.speak_windows`."""
 
     tokens: Tensor  # [B, T]
@@ -50,7 +50,7 @@ class CapturedSynthesis:
     def __init__(self, network: VocoderNetwork, graphs: bool | None = None):
         self.device = network.device
         self.graphs = StepGraphs(graphs, self.device)
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._blocks: dict[tuple[int, int], CapturedBlock] = {}
         self._signature: Hashable = None
         self._lock = Lock()
 
@@ -84,7 +84,7 @@ class CapturedSynthesis:
         speaker: Tensor,
         gains: Tensor,
         phase: Tensor | None,
-    ) -> Block:
+    ) -> CapturedBlock:
         """Synthesise in the buffers of a block, and return it."""
         if self._signature != (signature := weights_signature(network)):
             self._signature = signature
@@ -110,13 +110,13 @@ class CapturedSynthesis:
             speak()
         return block
 
-    def _block(self, network: VocoderNetwork, rows: int, length: int) -> Block:
+    def _block(self, network: VocoderNetwork, rows: int, length: int) -> CapturedBlock:
         config = network.config
 
         def zeros(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(rows, columns, dtype=dtype, device=self.device)
 
-        return Block(
+        return CapturedBlock(
             tokens=zeros(length, torch.long),
             numbers=zeros(4, torch.long),
             speaker=zeros(config.speaker_dim),
@@ -127,7 +127,7 @@ class CapturedSynthesis:
         )
 
     @staticmethod
-    def _speak(network: VocoderNetwork, block: Block) -> None:
+    def _speak(network: VocoderNetwork, block: CapturedBlock) -> None:
         lengths, places = block.numbers[:, 0], block.numbers[:, 1:]
         waves, after = network.speak_windows(
             block.tokens, lengths, block.speaker, block.gains, places, block.phase

@@ -77,7 +77,7 @@ class Quality:
 
 
 @dataclass
-class Utterance:
+class HeardUtterance:
     id: str
     text: str
     recording: Heard
@@ -94,7 +94,7 @@ class VocoderQuality:
     recording: Quality
     resynthesised: Quality
     recognizer: str
-    utterances: list[Utterance]
+    utterances: list[HeardUtterance]
 
 
 def nearest_voice(
@@ -193,7 +193,7 @@ def run(config: VocoderQualityConfig) -> VocoderQuality:
         resynthesised=resynthesised,
         recognizer=config.recognizer,
         utterances=[
-            Utterance(item.utterance_id, item.text, *pair)
+            HeardUtterance(item.utterance_id, item.text, *pair)
             for item, *pair in zip(items, heard, heard_again, strict=True)
         ],
     )

@@ -24,7 +24,7 @@ from dcar.recognition.base import transcripts
 from dcar.storage import digest_of
 from dcar.text.wer import NORMALIZER, character_errors, word_errors
 from dcar.vocoder.voicing import voice
-from eval.compare.plan import Job, name_of
+from eval.compare.plan import BatchJob, name_of
 from eval.compare.tools import Tools
 from eval.results.store import RecordStore, described
 from eval.results.types import RECORD_VERSION, RECORDING, RESYNTHESIS, Decoded, Record
@@ -66,14 +66,14 @@ class Maker:
             return None
         return record
 
-    def _finished(self, job: Job, item: PromptItem) -> bool:
+    def _finished(self, job: BatchJob, item: PromptItem) -> bool:
         """Return whether there is a record, and its audio if that is to be kept."""
         record = self.record(job.row, job.seed, item)
         if record is None or not record.duration or item.utterance_id not in job.heard:
             return record is not None
         return self.audio_path(record.method, item, record.fingerprint).exists()
 
-    def run(self, job: Job, progress: Callable[[int], Any]) -> None:
+    def run(self, job: BatchJob, progress: Callable[[int], Any]) -> None:
         """Make the job's missing records. progress: called with the number of further records
         that exist."""
         missing = [i for i, item in enumerate(job.items) if not self._finished(job, item)]
@@ -108,7 +108,7 @@ class Maker:
                 )
                 progress(1)
 
-    def _decode(self, job: Job) -> tuple[list[list[int]], Sequence[Decoded | None], float]:
+    def _decode(self, job: BatchJob) -> tuple[list[list[int]], Sequence[Decoded | None], float]:
         """Return the tokens of a job's utterances, how they were decoded, and the seconds that this
         took an utterance."""
         if job.row == RESYNTHESIS:
@@ -140,7 +140,7 @@ class Maker:
         }
         return waves, texts, seconds
 
-    def _transcribe_recording(self, job: Job, item: PromptItem) -> None:
+    def _transcribe_recording(self, job: BatchJob, item: PromptItem) -> None:
         assert self.tools.recording is not None
         wave, rate = self.tools.recording(item.utterance_id)
         started = time.perf_counter()
@@ -150,7 +150,7 @@ class Maker:
 
     def _finish(
         self,
-        job: Job,
+        job: BatchJob,
         item: PromptItem,
         wave: np.ndarray,
         rate: int,

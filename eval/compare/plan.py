@@ -61,7 +61,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """One row on one batch of utterances with one seed. heard: ids of the utterances whose audio is
     kept. The process `owner` modulo the number of processes runs it."""
 
@@ -139,14 +139,14 @@ def spread(ids: Sequence[str], count: int) -> frozenset[str]:
     return frozenset(ids[place] for place in places)
 
 
-def plan_jobs(comparison: Comparison, batch_size: int) -> list[Job]:
+def plan_jobs(comparison: Comparison, batch_size: int) -> list[BatchJob]:
     """Return the jobs that make a comparison's records, as far as no larger one makes them, in the
     order in which they are run: in a partial run, all methods have seen the same utterances.
 
     Batches contain utterances of similar text length, and are the same for every number of
     processes.
     """
-    jobs: list[tuple[tuple[int, int, int, int], Job]] = []
+    jobs: list[tuple[tuple[int, int, int, int], BatchJob]] = []
     seeds, prompt_seeds = list(comparison.seeds), list(comparison.items)
     for m, row in enumerate(comparison.new):
         for seed, prompt_seed, items in comparison.places(row):
@@ -156,5 +156,5 @@ def plan_jobs(comparison: Comparison, batch_size: int) -> list[Job]:
             for b, start in enumerate(range(0, len(ordered), batch_size)):
                 batch = ordered[start : start + batch_size]
                 # shifted by batch, so that a slow method is not always run by the same process
-                jobs.append(((p, s, b, m), Job(row, seed, batch, s + b + m, heard)))
+                jobs.append(((p, s, b, m), BatchJob(row, seed, batch, s + b + m, heard)))
     return [job for _, job in sorted(jobs, key=lambda placed: placed[0])]

@@ -67,8 +67,8 @@ from eval.results.types import (
     Result,
     Sample,
     ScorerInfo,
+    SpokenSample,
     Timing,
-    Voice,
     to_json,
     write_result,
 )
@@ -301,7 +301,7 @@ def samples_of(compared: Compared, comparison: Comparison, maker: Maker) -> list
             audio = maker.audio_path(record.method, item, record.fingerprint)
             picture = None if samples else sample_picture(tools.aligner, record, audio)
             voices.append(
-                Voice(
+                SpokenSample(
                     record.method,
                     _within(audio, compared.out) if record.duration else None,
                     _within(picture, compared.out),

@@ -14,7 +14,7 @@ from dcar.storage import replacing
 from dcar.text.readings import closest_readings
 from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Bar, Picture, file_uri
-from eval.results.types import RECORDING, RESYNTHESIS, Record, Result, Sample, Voice
+from eval.results.types import RECORDING, RESYNTHESIS, Record, Result, Sample, SpokenSample
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
@@ -113,7 +113,7 @@ def listening(result: Result, folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _voice(voice: Voice, text: str, folder: Path) -> dict[str, Any]:
+def _voice(voice: SpokenSample, text: str, folder: Path) -> dict[str, Any]:
     decoded, picture = voice.decoded, voice.picture
     emitted = decoded.emitted if decoded else []
     facts = [

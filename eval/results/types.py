@@ -266,7 +266,7 @@ class Power:
 
 @STRICT
 @dataclass
-class Voice:
+class SpokenSample:
     """One method's rendering of a sample; audio and picture are paths in the comparison's
     folder."""
 
@@ -288,7 +288,7 @@ class Sample:
     text: str
     speaker: str
     prompt_audio: str | None
-    voices: list[Voice]
+    voices: list[SpokenSample]
 
 
 @STRICT

@@ -17,7 +17,7 @@ from heads.build import HeadCosts, head_costs
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """Row of the benchmark's table: what was measured, with its unit; the values by label ("" for
     the only or first one); and what to compare them with."""
 
@@ -40,7 +40,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-class Timing(NamedTuple):
+class TimedRun(NamedTuple):
     """Median seconds of a run, and the result of its last repeat."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Timing(NamedTuple):
 
 def interleaved(
     runs: Mapping[str, Callable[[], Any]], repeats: int, device: str | torch.device
-) -> dict[str, Timing]:
+) -> dict[str, TimedRun]:
     """Time each run in `repeats` rounds of rotating order; a first round is a warm-up."""
     names, results, device = list(runs), dict[str, Any](), torch.device(device)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -62,7 +62,7 @@ def interleaved(
             synchronize(device)
             if turn:
                 seconds[name].append(time.perf_counter() - started)
-    return {name: Timing(median(seconds[name]), results[name]) for name in names}
+    return {name: TimedRun(median(seconds[name]), results[name]) for name in names}
 
 
 @dataclass(frozen=True)

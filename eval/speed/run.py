@@ -32,7 +32,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.precision import precision_of
 from dcar.process import own_device, run_command
 from dcar.tracking import machine
-from eval.speed.measure import Costs, Load, Row, Timing, interleaved, measure_costs
+from eval.speed.measure import Costs, Load, SpeedRow, TimedRun, interleaved, measure_costs
 from eval.speed.models import (
     SIZES,
     made_up_statistics,
@@ -143,7 +143,7 @@ class Benchmark:
     def decoder(self) -> AnyDecoder:
         return self.models.decoder
 
-    def time(self, runs: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+    def time(self, runs: Mapping[str, Callable[[], Any]]) -> dict[str, TimedRun]:
         """Time each run, all interleaved."""
         repeats = self.config.repeats or self.preset.repeats
         return interleaved(runs, repeats, self.config.device)
@@ -187,7 +187,7 @@ def executed(engine: Engine, rounds: int) -> int:
     return rounds if engine.eager else rounds + QUEUED
 
 
-def measure_steps(b: Benchmark) -> list[Row]:
+def measure_steps(b: Benchmark) -> list[SpeedRow]:
     """Measure CAR-k at batch 1, without a policy and with one that decides on every chunk; and
     DCAR."""
     heads, policies = b.decoder.config.num_prediction_heads, b.models.policies
@@ -209,13 +209,15 @@ def measure_steps(b: Benchmark) -> list[Row]:
         values = {"": ms}
         values |= {f"if a policy ({name}) decides": timed[f"{name}, {k}"].ms for name in policies}
         compare = f"floor of bytes {floor:.3f} ({floor / ms:.0%})"
-        rows.append(Row(f"CAR-{k}, ms per step", values, compare))
-    rows.append(Row("floor of bytes over a FAR step", {"": b.costs.floor_ms(1) / far}, "aim ≥ 0.3"))
+        rows.append(SpeedRow(f"CAR-{k}, ms per step", values, compare))
+    rows.append(
+        SpeedRow("floor of bytes over a FAR step", {"": b.costs.floor_ms(1) / far}, "aim ≥ 0.3")
+    )
     shares = {
         name: median(timed[f"{name}, {k}"].ms / timed[f"car-{k}"].ms - 1 for k in sizes)
         for name in policies
     }
-    rows.append(Row("a decision over a pass", shares, "aim ≤ 0.10"))
+    rows.append(SpeedRow("a decision over a pass", shares, "aim ≤ 0.10"))
     for name, policy in policies.items():
         result, share = timed[name].result, far / timed[name].ms
         # the first chunk comes with the prefill
@@ -228,29 +230,31 @@ def measure_steps(b: Benchmark) -> list[Row]:
             "× FAR": share * mean,
         }
         what = f"speed-up of DCAR ({name} policy) over its tokens per step"
-        rows.append(Row(what, values, "aim ≥ 0.92"))
+        rows.append(SpeedRow(what, values, "aim ≥ 0.92"))
     return rows
 
 
-def measure_growth(b: Benchmark) -> list[Row]:
+def measure_growth(b: Benchmark) -> list[SpeedRow]:
     """Measure cost by batch, and by length of what is in the cache."""
     batches, lengths, far = b.preset.batches, b.preset.lengths, FixedChunk(1)
     timings = b.time({str(n): b.decoding(FixedChunk(2), b.load, n)[1] for n in batches})
     rate = {n: n * b.load.tokens / timings[str(n)].seconds for n in batches}
-    rows = [Row(f"CAR-2, batch {n}, tokens per second", {"": r}) for n, r in rate.items()]
-    rows.append(Row("batch 32 over batch 1", {"": rate[32] / rate[1]}, "aim ≥ 20"))
+    rows = [SpeedRow(f"CAR-2, batch {n}, tokens per second", {"": r}) for n, r in rate.items()]
+    rows.append(SpeedRow("batch 32 over batch 1", {"": rate[32] / rate[1]}, "aim ≥ 20"))
     timed = b.time_rounds([({str(n): far}, Load(60, n, GROWN_TOKENS)) for n in lengths])
     weights, kv = b.costs.parameter_bytes * b.costs.far, b.costs.position_bytes
     growth = {n: (weights + n * kv) / (weights + lengths[0] * kv) for n in lengths}
     shortest, longest = (timed[str(n)].ms for n in (lengths[0], lengths[-1]))
     for n in lengths:
         by_bytes = f"by bytes {shortest * growth[n]:.3f}"
-        rows.append(Row(f"FAR after {n} tokens, ms per step", {"": timed[str(n)].ms}, by_bytes))
+        rows.append(
+            SpeedRow(f"FAR after {n} tokens, ms per step", {"": timed[str(n)].ms}, by_bytes)
+        )
     grown = longest / shortest / growth[lengths[-1]]
-    return [*rows, Row("growth over that of bytes", {"": grown}, "aim ≤ 1.3")]
+    return [*rows, SpeedRow("growth over that of bytes", {"": grown}, "aim ≤ 1.3")]
 
 
-def measure_peers(b: Benchmark) -> list[Row]:
+def measure_peers(b: Benchmark) -> list[SpeedRow]:
     """Compare greedy next-token decoding of the same weights: the engine, and Hugging Face
     `generate` with a dynamic and a static cache; and, with the same draft model and draft
     length, `sd` and assisted generation."""
@@ -275,16 +279,18 @@ def measure_peers(b: Benchmark) -> list[Row]:
         tokens = result if name.startswith("hf") else result[0].tokens
         note = "" if tokens == far.tokens else "different tokens (rounding)"
         what = f"greedy FAR, {name}, tokens per second"
-        rows.append(Row(what, {"": b.load.tokens / spent}, note))
+        rows.append(SpeedRow(what, {"": b.load.tokens / spent}, note))
     best = min(seconds["hf dynamic"], seconds["hf static"])
-    rows.append(Row("engine over Hugging Face generate", {"": best / seconds["engine"]}, "aim ≥ 5"))
+    rows.append(
+        SpeedRow("engine over Hugging Face generate", {"": best / seconds["engine"]}, "aim ≥ 5")
+    )
     accepted = sum(drafted.accepted) / max(1, sum(drafted.proposed))
     note = f"aim ≥ 2; {accepted:.0%} of the drafted tokens accepted"
     ratio = seconds["hf assisted"] / seconds["sd"]
-    return [*rows, Row("sd over assisted generation", {"": ratio}, note)]
+    return [*rows, SpeedRow("sd over assisted generation", {"": ratio}, note)]
 
 
-def measure_methods(b: Benchmark) -> list[Row]:
+def measure_methods(b: Benchmark) -> list[SpeedRow]:
     """Measure every family of methods at batch 1 and 32. With random weights only the time of a
     round is meaningful, not the acceptance of drafts."""
     heads, candidates = b.decoder.config.num_prediction_heads, b.config.num_candidates
@@ -311,13 +317,13 @@ def measure_methods(b: Benchmark) -> list[Row]:
             "at batch 32": 32 * b.load.tokens / many[name].seconds,
         }
         tokens = f"{result.tokens_per_pass:.2f} tokens per pass"
-        rows.append(Row(f"{name}, ms per round", values, tokens))
+        rows.append(SpeedRow(f"{name}, ms per round", values, tokens))
     ratios = {name: of.ms / timed["car-1"].ms for name, of in timed.items()}
     aim = "aim ≤ 1.3, plus the steps of a draft model"
-    return [*rows, Row("a round over a FAR step", ratios, aim)]
+    return [*rows, SpeedRow("a round over a FAR step", ratios, aim)]
 
 
-PARTS: dict[str, Callable[[Benchmark], list[Row]]] = {
+PARTS: dict[str, Callable[[Benchmark], list[SpeedRow]]] = {
     "steps": measure_steps,
     "growth": measure_growth,
     "peers": measure_peers,
@@ -325,7 +331,7 @@ PARTS: dict[str, Callable[[Benchmark], list[Row]]] = {
 }
 
 
-def measure(config: SpeedConfig, size: str) -> list[Row]:
+def measure(config: SpeedConfig, size: str) -> list[SpeedRow]:
     """Return the rows of all parts for one size of models, printed as they are measured."""
     models, preset = load_all(config, size), config.preset(size)
     decoder, costs = models.decoder, measure_costs(models.decoder)
@@ -341,8 +347,8 @@ def measure(config: SpeedConfig, size: str) -> list[Row]:
     floor = {f"CAR-{k}": costs.floor_ms(k) for k in range(1, most + 1)}
     read = f"{costs.bytes_per_second / 1e9:.1f} GB/s"
     rows = [
-        Row("M parameters", millions, precision_of(decoder)["dtype"]),
-        Row("floor of bytes, ms per step", floor, f"weights of this size are read at {read}"),
+        SpeedRow("M parameters", millions, precision_of(decoder)["dtype"]),
+        SpeedRow("floor of bytes, ms per step", floor, f"weights of this size are read at {read}"),
     ]
     print(f"\n== {size}", *rows, sep="\n")
     load = replace(load, tokens=config.tokens or load.tokens)
@@ -354,7 +360,7 @@ def measure(config: SpeedConfig, size: str) -> list[Row]:
     return rows
 
 
-def run(config: SpeedConfig) -> dict[str, list[Row]]:
+def run(config: SpeedConfig) -> dict[str, list[SpeedRow]]:
     """Measure and print. Return the rows by size. Raises ConfigError for a missing device."""
     config.device = own_device(config.device)
     torch.set_num_threads(1)  # with more, other processes influence the times of small models

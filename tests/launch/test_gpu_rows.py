@@ -13,7 +13,7 @@ from dcar.decoding import Engine, FixedChunk, Prompt
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.train.car import CARTrainer
-from eval.speed.measure import Row
+from eval.speed.measure import SpeedRow
 from launch import gpu_rows
 from launch.gpu_parts import recorded_steps, replay_ms, tokens_per_second
 from launch.gpu_rows import RowsConfig, main, read_part
@@ -108,7 +108,7 @@ def test_what_fails_leaves_the_rest(tmp_path, monkeypatch, capsys):
     parts = {
         "methods": broken,
         "rounds": leaves,
-        "vocoder": lambda device, out: [Row("this", {"": 3.0})],
+        "vocoder": lambda device, out: [SpeedRow("this", {"": 3.0})],
     }
     monkeypatch.setattr(gpu_rows, "PARTS", parts)
     asked = ["device=cpu", f"out={tmp_path}", "parts=[methods,rounds,vocoder]"]

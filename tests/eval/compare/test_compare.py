@@ -34,7 +34,7 @@ from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import FEWEST_UTTERANCES
 from eval.compare.config import CompareConfig
 from eval.compare.maker import Maker
-from eval.compare.plan import Job, choose_items
+from eval.compare.plan import BatchJob, choose_items
 from eval.compare.processes import threads_of
 from eval.compare.run import run
 from eval.report.summary import terminal_text, verdict
@@ -363,7 +363,7 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
 def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):
     tools = tiny_tools(count=5)
     (entry,) = make_methods(["car-2"], tools.models, SHORT)
-    job = Job(entry, 0, tools.items, 0)
+    job = BatchJob(entry, 0, tools.items, 0)
 
     def made(folder: Path, together: int, done: Sequence[Record] = ()) -> list[Record]:
         store = RecordStore(folder)

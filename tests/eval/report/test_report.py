@@ -40,7 +40,7 @@ from eval.results.types import (
     Sample,
     Speed,
     Speedup,
-    Voice,
+    SpokenSample,
     read_result,
     to_json,
     write_result,
@@ -297,7 +297,7 @@ def test_timeline_has_a_block_per_chunk_that_spoke_and_a_legend():
     assert asked[0][1] == drafted[0][1] and asked[1][1] != drafted[1][1]
     decoded = Decoded(False, 4, 0, [], [], [2, 9, 11, 12], [2, 9, 11, 12])
     words = WordErrors(0, 0, 0, 1)
-    voices = [Voice("m", None, None, "", words, 1.0, of) for of in (decoded, None)]
+    voices = [SpokenSample("m", None, None, "", words, 1.0, of) for of in (decoded, None)]
     # sizes of one colour are one entry
     entries = legend([Sample("u", "text", "s", None, voices)])
     assert [sizes for _, sizes in entries] == ["2", "9 to 11", "12"]

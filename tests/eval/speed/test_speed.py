@@ -12,7 +12,7 @@ from dcar.methods import MethodSpec
 from dcar.methods.find import every_method
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.speed.measure import Load, Row, interleaved, measure_costs
+from eval.speed.measure import Load, SpeedRow, interleaved, measure_costs
 from eval.speed.models import random_draft, random_policies
 from eval.speed.run import SpeedConfig, executed, load_all, main
 
@@ -22,10 +22,10 @@ def measured(capsys):
     """Measures a tiny model: the lines that are printed, and the rows of the last one by what they
     measure."""
 
-    def run(*settings: str) -> tuple[list[str], dict[str, Row]]:
+    def run(*settings: str) -> tuple[list[str], dict[str, SpeedRow]]:
         main(["sizes=[tiny]", "--quick", "repeats=1", *settings])
         lines = capsys.readouterr().out.splitlines()
-        rows = [Row(**row) for row in json.loads(lines[-1])["rows"]["tiny"]]
+        rows = [SpeedRow(**row) for row in json.loads(lines[-1])["rows"]["tiny"]]
         return lines, {row.what: row for row in rows}
 
     return run

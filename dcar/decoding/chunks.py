@@ -148,9 +148,6 @@ class FixedChunk(ChunkRule):
         check_listed([self.size])
         self.longest = self.size
 
-    def bind(self, models: Borrowed) -> None:
-        check_size(self.size, models.heads)
-
     def start(self, state: BatchState) -> None:
         state.own["size"] = torch.full_like(state.generated, self.size)
 
@@ -172,7 +169,6 @@ class RandomChunk(ChunkRule):
         self.longest = max(self.sizes)
 
     def bind(self, models: Borrowed) -> None:
-        check_size(self.longest, models.heads)
         if list(self.sizes) != sorted(self.sizes):
             ordered = "-".join(map(str, sorted(self.sizes)))
             raise ConfigError(

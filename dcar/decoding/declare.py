@@ -139,13 +139,18 @@ def settings_of(cls: Any) -> tuple[MethodSetting, ...]:
     return _settings_of(cls)
 
 
-@cache
+@cache  # not of the function above: mypy does not take a class for hashable
 def _settings_of(cls: Any) -> tuple[MethodSetting, ...]:
     if not dataclasses.is_dataclass(cls):
         return ()
     hints = typing.get_type_hints(cls)
     listed = [f for f in dataclasses.fields(cls) if f.init and "unlisted" not in f.metadata]
     return tuple(_setting_of(cls, f, hints[f.name]) for f in sorted(listed, key=_by_keyword))
+
+
+def has_setting(cls: Any, name: str) -> bool:
+    """Return whether a method's class has a setting with this name."""
+    return any(s.name == name for s in settings_of(cls))
 
 
 def _by_keyword(f: dataclasses.Field) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.decoding import DecodeResult, Method, Prompt, decode
-from dcar.decoding.declare import settings_of
+from dcar.decoding.declare import has_setting
 from dcar.errors import ConfigError
 from dcar.methods.names import MethodSpec, read_methods
 from dcar.model.companions import load_policy
@@ -61,8 +61,7 @@ def make_entry(spec: MethodSpec, models: Models, common: SamplingConfig) -> Entr
     has none of its own. Raises ConfigError, which names the method, if it does not fit them."""
     borrowed = Borrowed(models)
     try:
-        method = spec.build()
-        method.bind(borrowed)
+        method = spec.bound(borrowed)
         sampling = replace(common, **spec.sampling)
     except ConfigError as error:
         raise ConfigError(f"method '{spec}': {error}") from error
@@ -98,7 +97,7 @@ def make_methods(
 
 def _for_policies(spec: MethodSpec, models: Models) -> list[MethodSpec]:
     """Return one method for each policy if the method needs one and does not name it."""
-    if "policy" not in {s.name for s in settings_of(spec.of)} or "policy" in spec.settings:
+    if not has_setting(spec.of, "policy") or "policy" in spec.settings:
         return [spec]
     if not models.policies:
         raise ConfigError(f"method '{spec}' needs a policy: give its folder in `policies`")

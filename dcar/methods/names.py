@@ -29,6 +29,7 @@ from dcar.decoding import Method
 from dcar.decoding.declare import MethodSetting, compact_name, settings_before, settings_of
 from dcar.errors import ConfigError
 from dcar.methods.find import class_of, find_method
+from dcar.model.models import Borrowed
 from dcar.sampling import SamplingConfig
 
 NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
@@ -144,6 +145,14 @@ class MethodSpec:
         """Make the method; it still has to be bound to its models."""
         values = {s.attribute: self.settings.get(s.name, s.default) for s in settings_of(self.of)}
         return self.of(**values).named(str(self.plain))
+
+    def bound(self, models: Borrowed) -> Method:
+        """Make the method with the models that it needs. Raises ConfigError if one is missing, or
+        if the settings do not fit the decoder."""
+        method = self.build()
+        method.bind(models)
+        method.width(models.heads)  # raises for more tokens than the decoder has heads
+        return method
 
 
 def split_sampling(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dcar.audio import save_audio
 from dcar.decoding import DecodeResult, Engine, Method, Prompt
-from dcar.decoding.declare import settings_of
+from dcar.decoding.declare import has_setting
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.methods.names import MethodSpec
@@ -339,10 +339,9 @@ def make_method(
     one, to the policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule
     or a method is used as it is."""
     spec = MethodSpec.parse(name) if isinstance(name, str) else None
-    settable = {s.name for s in settings_of(spec.of)} if spec else set()
     asked = {"dial": dial, "num_candidates": num_candidates}
     for setting, value in asked.items():
-        if value and setting not in settable:
+        if value and not (spec and has_setting(spec.of, setting)):
             raise ConfigError(
                 f"{setting}={value:g} is for a policy, but method '{getattr(name, 'name', name)}' "
                 "uses none: omit it, or choose dcar"
@@ -358,7 +357,7 @@ def make_method(
     if spec.sampling:
         raise ConfigError(f"method '{name}': give the sampling as temperature and top_k")
     policies: dict[str, ChunkPolicy] = {}
-    if "policy" in settable:
+    if has_setting(spec.of, "policy"):
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         policies[str(spec.settings.get("policy", ""))] = loaded
         if not num_candidates and loaded.chunk_scorer is not None:
@@ -366,11 +365,9 @@ def make_method(
         settings = {key: value for key, value in asked.items() if value}
         spec = replace(spec, settings={**settings, **spec.settings})
     try:
-        method = spec.build()
-        method.bind(Borrowed(Models(decoder, decoder, policies)))
+        return spec.bound(Borrowed(Models(decoder, decoder, policies)))
     except ConfigError as error:
         raise ConfigError(f"method '{name}': {error}") from error
-    return method
 
 
 def shipped_policy_fits(decoder: AnyDecoder) -> bool:

@@ -1,4 +1,4 @@
-"""What a run compares: comparisons, each of these methods on these utterances with these seeds, and
+"""Plan of a run: comparisons, each of some methods on the same utterances with the same seeds, and
 the jobs that they consist of.
 
 Every set of texts is a comparison. Methods with a limit decode a part of the first set, which is
@@ -20,7 +20,7 @@ from eval.results.types import RECORDING, RESYNTHESIS
 
 @dataclass(frozen=True)
 class Comparison:
-    """These methods on these utterances with these seeds.
+    """Comparison of some methods on the same utterances with the same seeds.
 
     title: of the set of texts, which no other comparison has; items: the utterances with the
     prompts of each prompt seed; references: rows of recordings, with the first prompts; limit:

@@ -74,13 +74,11 @@ from eval.results.types import (
 )
 
 logger = logging.getLogger(__name__)
-Records = dict[int, list[Record]]
-"""Records of each comparison, by its place."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What a run compares, with what it compares it."""
+    """Comparisons of a run, with the models and tools that they share."""
 
     config: CompareConfig
     tools: Tools

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dcar.errors import CheckpointError, ConfigError, DataError, check_format
+from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.methods import Entry
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import Interval
-from eval.results.types import STRICT, Variety, brief, from_json
+from eval.results.types import STRICT, Variety, brief, from_versioned
 
 FORMAT_VERSION = 2
 ABOUT = ("split", "utterances", "seeds", "prompt_seeds", "recognizer")
@@ -144,9 +144,10 @@ def load_tuned(path: str | Path) -> Tuned:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        version = from_json(dict, text).get("format_version")
-        check_format(path, version, FORMAT_VERSION, DataError, "run `dcar tune` again")
-        return Tuned(path, from_json(Search, text))
+        remedy = "run `dcar tune` again"
+        return Tuned(
+            path, from_versioned(Search, text, path, FORMAT_VERSION, remedy, "format_version")
+        )
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: cannot be read ({brief(error)}); run `dcar tune` to write it again (the "

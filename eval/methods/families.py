@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dcar.decoding.declare import Style, settings_of, value_text
+from dcar.decoding.declare import Style, has_setting, settings_of, value_text
 from dcar.methods.find import class_of, every_method
 from dcar.methods.names import split_sampling
 
@@ -50,12 +50,9 @@ def family_of(settings: Settings) -> Family:
     """Return the family of a method."""
     own, sampling = split_sampling(settings)
     cls = class_of(own["method"])
-    settings_of_class = settings_of(cls)
-    words = [s.word.format(own[s.name]) for s in settings_of_class if s.word and s.name in own]
+    words = [s.word.format(own[s.name]) for s in settings_of(cls) if s.word and s.name in own]
     sampled = ", ".join(f"{SYMBOLS[k]} {v:g}" for k, v in sampling.items() if k in SYMBOLS)
-    candidates = (
-        own.get("num_candidates", 1) if "policy" in {s.name for s in settings_of_class} else 1
-    )
+    candidates = own.get("num_candidates", 1) if has_setting(cls, "policy") else 1
     return Family(
         own["method"],
         cls.style.label or own["method"],

@@ -35,7 +35,7 @@ NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses amon
 
 @dataclass(frozen=True)
 class Summary:
-    """What stands above the first table of the page."""
+    """Head of the page, above its first table."""
 
     verdict: list[str]
     best: str

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dcar.decoding.declare import settings_of
+from dcar.decoding.declare import has_setting
 from dcar.methods.find import class_of
 from dcar.methods.names import split_sampling
 from dcar.sampling import SamplingConfig
@@ -172,8 +172,7 @@ def _baselines(row: Row, spoken: Sequence[Row]) -> dict[str, Row | None]:
     own, sampling = split_sampling(row.spec or {})
     alike = [r for r in spoken if split_sampling(r.spec or {})[1] == sampling]
     by_name = [((r.spec or {})["method"], r) for r in alike]
-    cls = class_of(own["method"])
-    follows_policy = "policy" in {s.name for s in settings_of(cls)}
+    follows_policy = has_setting(class_of(own["method"]), "policy")
     return {
         "far": _find(alike, FAR),
         "car1": _find(alike, CAR1),

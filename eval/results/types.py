@@ -1,4 +1,4 @@
-"""What a comparison measures, as dataclasses, and the two places where they become JSON.
+"""Measurements of a comparison, as dataclasses, and the place where they become JSON.
 
 Record   one utterance by one method with one seed: a line of records/*.jsonl and records.jsonl
 Timing   one utterance by one method at batch 1: a line of timings/*.jsonl
@@ -13,7 +13,7 @@ Rates are fractions, times are seconds, and None is what could not be measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ STRICT: Any = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 @STRICT
 @dataclass
 class Decoded:
-    """How an utterance was decoded; the fields of `dcar.decoding.DecodeResult` of these names."""
+    """Decoding of an utterance: the fields of `dcar.decoding.DecodeResult` of these names."""
 
     truncated: bool
     passes: int
@@ -130,7 +130,7 @@ class Acceptance:
 @STRICT
 @dataclass
 class Variety:
-    """How different the renderings of one utterance are, and whether speech loops
+    """Differences between the renderings of one utterance, and loops in its speech
     (eval/results/variety.py)."""
 
     distance: Interval | None
@@ -294,8 +294,8 @@ class Sample:
 @STRICT
 @dataclass
 class Measured:
-    """One comparison: these methods on these utterances with these seeds. texts: name of the set of
-    texts; limit: number of its utterances, if some methods decode only so many; 0 = all."""
+    """Comparison of some methods on the same utterances with the same seeds. texts: name of the set
+    of texts; limit: number of its utterances, if some methods decode only so many; 0 = all."""
 
     texts: str
     title: str
@@ -385,6 +385,15 @@ def from_json(of: type[T], text: str | bytes) -> T:
     return value
 
 
+def from_versioned(
+    of: type[T], text: str | bytes, where: Path, version: int, remedy: str, key: str
+) -> T:
+    """Return an object of JSON that has this version under `key`. Raises DataError, with what to
+    do, for one of another version, ValueError for one of another shape."""
+    check_format(where, from_json(dict, text).get(key), version, DataError, remedy)
+    return from_json(of, text)
+
+
 def write_result(path: Path, result: Result) -> None:
     """Write compare.json, whole or not at all."""
     with writing(path):
@@ -398,9 +407,7 @@ def read_result(folder: Path) -> Result:
     again = f"run the comparison again (`dcar compare --config {folder}/config.yaml`)"
     try:
         text = path.read_text(encoding="utf-8")
-        version = from_json(dict, text).get("format_version")
-        check_format(path, version, FORMAT_VERSION, DataError, again)
-        return from_json(Result, text)
+        return from_versioned(Result, text, path, FORMAT_VERSION, again, "format_version")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({brief(error)}); {again}") from error
 
@@ -437,10 +444,11 @@ def read_jsonl(path: Path, read: Callable[[bytes], T], what: str = "record") -> 
 def read_records(path: Path) -> list[Record]:
     """Return the records in a file. Raises DataError for one of another version."""
     remedy = "choose another `out`, or remove this folder: its utterances will be decoded again"
-
-    def read(line: bytes) -> Record:
-        content: Mapping[str, Any] = from_json(dict, line)
-        check_format(path.parent, content.get("version"), RECORD_VERSION, DataError, remedy)
-        return from_json(Record, line)
-
-    return list(read_jsonl(path, read))
+    return list(
+        read_jsonl(
+            path,
+            lambda line: from_versioned(
+                Record, line, path.parent, RECORD_VERSION, remedy, "version"
+            ),
+        )
+    )

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import BatchState, Choice, ChunkRule, Engine, PolicyChunk
-from dcar.decoding.chunks import check_size
 from dcar.decoding.declare import Style, decoding_method, option, unlisted
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
@@ -29,9 +28,6 @@ class EndOnConfident(ChunkRule):
     def __post_init__(self) -> None:
         if self.shortest >= self.longest:
             raise ConfigError("give the shortest and the longest chunk, as in end-on-confident-4-7")
-
-    def bind(self, models: Borrowed) -> None:
-        check_size(self.longest, models.heads)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
@@ -63,16 +59,16 @@ class BestOfChunk(ChunkRule):
         self.longest = self.size
 
     def bind(self, models: Borrowed) -> None:
-        check_size(self.size, models.heads)
         self.chunk_scorer = models.chunk_scorer()
 
     def width(self, heads: int) -> int:
+        width = super().width(heads)
         if self.chunk_scorer.config.num_heads < self.longest:
             raise ConfigError(
                 f"{self.name}: this chunk scorer reads chunks of at most "
                 f"{self.chunk_scorer.config.num_heads} tokens"
             )
-        return super().width(heads)
+        return width
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return scored_features(self.chunk_scorer, state.last_hidden, logits, tokens)

@@ -151,7 +151,6 @@ class MTPViterbi(Method):
     logged = ("sizes",)
 
     def bind(self, models: Borrowed) -> None:
-        check_size(self.heads, models.heads)
         if self.k > models.decoder.config.output_size:
             raise ConfigError(
                 f"k = {self.k} ids of each head, but the vocabulary has "

@@ -200,7 +200,7 @@ REFUSED = {
     "5 heads, .* 1..4": FixedChunk(5),
     "9 heads": EndOnConfident(2, 9),
     "6 heads": RandomChunk([1, 6]),
-    "best-of-9-2.* 4 tokens": BestOfChunk(9, 2, SCORED.chunk_scorer),
+    "chunk size 9 .*4 tokens": BestOfChunk(9, 2, SCORED.chunk_scorer),
     "1..5 tokens, .*4": PolicyChunk(HiddenPolicy(HiddenPolicyConfig(32, 5))),
     "7 heads": PolicyChunk(policy_of(), forced={"a": [7]}),
     "draft of 4 .* 5 .* 4": SpeculativeDecoding(drafter=HeadDrafter(4)),

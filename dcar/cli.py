@@ -10,6 +10,7 @@ from importlib.metadata import version
 from dcar.config import recipes
 from dcar.errors import ConfigError
 from dcar.process import run_command
+from dcar.sources.packages import check_extra, check_module
 
 NO_COMMAND = 2  # exit status, the one of argparse
 
@@ -93,6 +94,8 @@ TASKS = {
         )
     },
 }
+EXTRAS = {"make data": "train", "train": "train", "evaluate": "report"}
+"""Extra of this project (pyproject.toml) that the commands of a task need."""
 COMMANDS = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
 
 # command -> (setting that chooses among several jobs, value -> (module, description)); the first
@@ -237,6 +240,13 @@ def choices_text(name: str) -> str:
     return "\n".join([title, *rows])
 
 
+def needed_extra(command: str) -> str:
+    """Return the extra without which a command cannot run, or nothing."""
+    if command == "score":
+        return "judge"
+    return next((EXTRAS.get(task, "") for task, of in TASKS.items() if command in of), "")
+
+
 def call(arguments: list[str]) -> object:
     """Import the module of a command, run it, and return its exit status or None."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -256,9 +266,13 @@ def call(arguments: list[str]) -> object:
         print(f"dcar: {error}\n\n{usage()}", file=sys.stderr)
         return NO_COMMAND
     sys.argv = [f"dcar {job}", *rest]
-    run = importlib.import_module(module).main
+    if extra := needed_extra(first):
+        check_extra(extra, f"dcar {job}")
     try:
-        return run(rest)
+        return importlib.import_module(module).main(rest)
+    except ModuleNotFoundError as error:
+        check_module(error.name or "", f"dcar {job}")
+        raise
     except SystemExit:
         if {"-h", "--help"} & set(rest) and job in CHOICES:
             print(choices_text(job))

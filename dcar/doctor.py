@@ -14,26 +14,28 @@ from pathlib import Path
 
 from dcar.config import load_config, setting
 from dcar.errors import DataError, DCARError
-from dcar.sources.packages import pip_extra
+from dcar.sources.packages import is_installed, missing_of, pip_extra
 from dcar.storage import MANIFEST, faults
 
-EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo")}
+EXTRAS = {
+    "judge": "recordings as voices, scores",
+    "train": "training",
+    "report": "comparisons",
+    "nemo": "recognisers of NeMo",
+}
 
 
 def _versions() -> str:
     names = ("torch", "transformers", "trl", "accelerate", "jiwer", "datasets", "peft")
-    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names if is_installed(name))
 
 
 def _extras() -> str:
     """Describe optional packages: their purpose, and how to install the absent ones."""
-    lines = []
-    for extra, (package, purpose) in EXTRAS.items():
-        try:
-            lines.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            lines.append(f"no {package}, for {purpose}: {pip_extra(extra)}")
-    return "; ".join(lines)
+    return "; ".join(
+        f"no {extra}, for {purpose}: {pip_extra(extra)}" if missing_of(extra) else extra
+        for extra, purpose in EXTRAS.items()
+    )
 
 
 def _device() -> str:
@@ -42,7 +44,16 @@ def _device() -> str:
     from dcar.tracking import machine
 
     gpus = torch.cuda.device_count()
-    return f"{machine()}; {gpus} CUDA device{'s' if gpus != 1 else ''}"
+    unused = "" if gpus or torch.version.cuda is None else f"; {UNUSED_CUDA}"
+    return f"{machine()}; {gpus} CUDA device{'s' if gpus != 1 else ''}{unused}"
+
+
+UNUSED_CUDA = (
+    "torch is a CUDA build, whose libraries take 3 to 4 GB, but no GPU is seen; if there is none, "
+    "run: pip list --format=freeze | grep -oE '^(torch|triton|nvidia-[^=]+|cuda-[^=]+)=' | "
+    'tr -d = | xargs pip uninstall -y && pip install "torch>=2.13,<2.14" --extra-index-url '
+    "https://download.pytorch.org/whl/cpu"
+)
 
 
 def _space() -> str:
@@ -53,6 +64,8 @@ def _space() -> str:
 
 
 def _packaged() -> str:
+    if missing_of("judge"):
+        return "not needed without the extra judge"
     from dcar.sources.packages import moonshine_files, resemblyzer_weights, whisper_base_dir
 
     for verified in (whisper_base_dir, moonshine_files, resemblyzer_weights):
@@ -63,7 +76,6 @@ def _packaged() -> str:
 def _shipped() -> str:
     from dcar.model.car import CARDecoder
     from dcar.prompts.together import check_together, made_by
-    from dcar.recognition.load import load_token_recognizer
     from dcar.sources.shipped import shipped
     from dcar.text.inventory import PHONEME_VERSION
     from dcar.tokens.load import load_tokenizer
@@ -78,8 +90,13 @@ def _shipped() -> str:
     for name in ("policy", "policy-t0.4"):
         ChunkPolicy.from_pretrained(shipped(name)).check_base(decoder.checksum())
     CARDecoder.from_pretrained(shipped("far"))
-    load_token_recognizer("starter").check_reads(origin, "the shipped tokenizer")
-    return "decoders, policies, tokenizer, vocoder and token recogniser load and belong together"
+    loaded = "decoders, policies, tokenizer and vocoder"
+    if not missing_of("judge"):
+        from dcar.recognition.load import load_token_recognizer
+
+        load_token_recognizer("starter").check_reads(origin, "the shipped tokenizer")
+        loaded += ", and the token recogniser,"
+    return f"{loaded} load and belong together"
 
 
 def _kernels() -> str:

@@ -4,6 +4,7 @@ the number of cores."""
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import io
 import logging
 import os
@@ -153,6 +154,29 @@ def handling_signals(name: str) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+PACKAGES = (
+    "heads",
+    "rl",
+    "eval",
+    "launch",
+)  # beside dcar; other projects have folders of these names
+
+
+def check_packages() -> None:
+    """Raise ConfigError if a folder or file of another project hides a package of this one, as the
+    working directory does under `python -m` and `accelerate launch -m`."""
+    home = Path(__file__).resolve().parents[1]
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else spec.submodule_search_locations or [spec.origin]
+        for place in places:
+            if place and Path(place).resolve().parent != home:
+                raise ConfigError(
+                    f"{place} hides the package {name} of DCAR, which is in {home}: run this in "
+                    "another folder, or rename that one; the command `dcar` does not look there"
+                )
+
+
 def run_command(name: str, command: Callable[[], object]) -> int:
     """Run a command and return its exit status.
 
@@ -166,6 +190,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
+        check_packages()
         with handling_signals(name):
             try:
                 status = command()

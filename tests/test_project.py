@@ -108,7 +108,7 @@ def wanted() -> list[str]:
     extras = PROJECT["optional-dependencies"]
     every = [
         *PROJECT["dependencies"],
-        *(text for name in ("nemo", "docs", "test", "dev") for text in extras[name]),
+        *(text for extra in extras.values() for text in extra),
     ]
     return [text for text in every if not text.startswith("dcar[")]
 

@@ -10,10 +10,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
 
 from dcar.errors import AssetError, ConfigError
 from dcar.home import cache_folder
@@ -58,6 +60,66 @@ def pip_extra(extra: str) -> str:
     whether or not an index has it; a checkout that is not installed has to be named."""
     here = "dcar" if any(metadata.distributions(name="dcar")) else Path(__file__).parents[2]
     return f"pip install '{here}[{extra}]'"
+
+
+IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "webrtcvad-wheels": "webrtcvad"}
+
+
+def requirements_of(extra: str) -> list[str]:
+    """Return the names of the distributions that an extra of this project requires, those of the
+    extras that it includes among them; none if the project is not installed."""
+    names: list[str] = []
+    for text in _requires():
+        requirement = Requirement(text)
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if requirement.name == "dcar":
+            for included in sorted(requirement.extras):
+                names += requirements_of(included)
+        elif not requirement.marker.evaluate({"extra": ""}):
+            names.append(requirement.name)
+    return list(dict.fromkeys(names))
+
+
+@cache
+def _requires() -> list[str]:
+    try:
+        return metadata.requires("dcar") or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Raise AssetError, which names the command that installs it, if a distribution of an extra is
+    not installed. what: what needs it."""
+    if missing := missing_of(extra):
+        raise AssetError(
+            f"{what} needs {', '.join(missing[:3])}{', …' if missing[3:] else ''}, which the "
+            f"extra {extra} installs; run: {pip_extra(extra)}"
+        )
+
+
+def missing_of(extra: str) -> list[str]:
+    """Return the distributions of an extra that are not installed."""
+    return [name for name in requirements_of(extra) if not is_installed(name)]
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a distribution is installed."""
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_module(module: str, what: str) -> None:
+    """Raise AssetError as `check_extra` does if this module, whose import failed, belongs to a
+    distribution of an extra."""
+    for extra in ("judge", "train", "report"):
+        for name in requirements_of(extra):
+            if IMPORTED_AS.get(name, name.replace("-", "_")) == module.partition(".")[0]:
+                check_extra(extra, what)
 
 
 def package_dir(module: str, pip: str) -> Path:

@@ -8,6 +8,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
     "corpus": "starter_corpus",  # half an hour of speech, parquet with Ogg Opus
     "prepared": "starter_prepared",  # the tokens of six hours, written by `dcar prepare`
+    "voices": "voices.safetensors",  # prompts and features of its voices, for `dcar speak`
     # texts without recordings that are hard to speak; nothing is tuned on them
     "hard_texts": "hard_texts.tsv",
     "short_texts": "short_texts.tsv",  # texts of one to four words, likewise

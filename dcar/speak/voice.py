@@ -1,14 +1,16 @@
 """Voices: from a recording, or shipped."""
 
 import difflib
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from safetensors import safe_open
 
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio
 from dcar.errors import AudioError, ConfigError
@@ -96,35 +98,40 @@ def _load(path: str | Path, part: SpeechPart) -> Recorded:
     return part.cut(wave, rate), rate
 
 
+class ShippedVoices(NamedTuple):
+    """Voices that ship, by name. unseen: those that the models were never trained on;
+    tokenizer: checksum of the one whose tokens the prompts are."""
+
+    voices: dict[str, Voice]
+    unseen: frozenset[str]
+    tokenizer: str
+
+
 @cache
-def starter_voices(split: str = "test") -> dict[str, Voice]:
-    """Return the voices of the starter corpus by the names of their speakers, each from its
-    first utterance. Those of "test" were never trained on, those of "dev" were."""
-    from dcar.prepare.prepared import load_prepared
-
-    voices: dict[str, Voice] = {}
-    for row in load_prepared(shipped("prepared"), split):
-        if row["speaker"] not in voices:
-            voices[row["speaker"]] = voice_of(row, 20)
-    return voices
-
-
-def voice_of(row: Mapping[str, Any], start: int, prompt_tokens: int = 50) -> Voice:
-    """Return the voice of a row of a prepared corpus, with its tokens from `start` on as prompt."""
-    return Voice(
-        tuple(row["speech"][start : start + prompt_tokens]), np.asarray(row["voice"], np.float32)
-    )
+def shipped_voices() -> ShippedVoices:
+    """Return the voices that ship (launch/starter/make_voices.py), the unseen ones first."""
+    with safe_open(shipped("voices"), "numpy") as file:
+        about = file.metadata()
+        arrays = zip(file.get_tensor("tokens"), file.get_tensor("features"), strict=True)
+        splits = json.loads(about["names"])
+        voices = {
+            name: Voice(tuple(tokens.tolist()), features)
+            for name, (tokens, features) in zip(splits, arrays, strict=True)
+        }
+    unseen = frozenset(name for name, split in splits.items() if split == "test")
+    return ShippedVoices(voices, unseen, about["tokenizer"])
 
 
 def voices_text() -> str:
     """Return the shipped voices, one per line. Their names give the accent (a, American; b,
     British) and f or m."""
     lines = []
-    for split, what in (("test", "the models were never trained on it"), ("dev", "trained on")):
-        for name in starter_voices(split):
-            accent = {"a": "American", "b": "British"}[name[0]]
-            kind = {"f": "woman", "m": "man"}[name[1]]
-            lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
+    voices, unseen, _ = shipped_voices()
+    for name in voices:
+        what = "the models were never trained on it" if name in unseen else "trained on"
+        accent = {"a": "American", "b": "British"}[name[0]]
+        kind = {"f": "woman", "m": "man"}[name[1]]
+        lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
     return "\n".join(
         [
             "voices that ship, for --voice NAME (the first is the default):",
@@ -154,17 +161,13 @@ def find_voice(named: str | Path, tokenizer) -> Voice:
 def shipped_voice(name: str, tokenizer) -> Voice:
     """Return a shipped voice, "" = the first. Raises ConfigError if there is none with that
     name, or its tokens are those of another tokenizer."""
-    from dcar.prepare.prepared import prepared_info
-
-    if tokenizer.checksum != prepared_info(shipped("prepared")).tokenizer.checksum:
+    voices, _, of_tokenizer = shipped_voices()
+    if tokenizer.checksum != of_tokenizer:
         raise ConfigError(
             "the shipped voices are tokens of the shipped tokenizer, but this model has another: "
             "give --voice RECORDING.wav (in Python voice=)"
         )
-    voices = starter_voices()
     name = name or next(iter(voices))
-    if name not in voices:
-        voices = {**voices, **starter_voices("dev")}
     if name not in voices:
         near = difflib.get_close_matches(name, voices, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

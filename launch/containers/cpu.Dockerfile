@@ -1,10 +1,10 @@
 # DCAR on CPUs, with the packaged models, C kernels and the reward recogniser. From the repository's root:
 #   docker build -f launch/containers/cpu.Dockerfile -t dcar:cpu .
 #   docker run --rm -v "$PWD/runs:/dcar/runs" dcar:cpu speak "The tide came in." -o runs/out.wav
-# --build-arg EXTRAS= leaves NeMo out: every job but those of NeMo's own recognisers.
+# --build-arg EXTRAS=[all] leaves NeMo out: every job but those of NeMo's own recognisers.
 FROM python:3.11-slim-bookworm
 
-ARG EXTRAS=[nemo]
+ARG EXTRAS=[all,nemo]
 # gcc compiles the CPU kernels when they are first needed; libsndfile reads audio
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libsndfile1 && rm -rf /var/lib/apt/lists/*
 

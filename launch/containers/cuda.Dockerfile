@@ -2,10 +2,10 @@
 #   docker build -f launch/containers/cuda.Dockerfile -t dcar:cuda .
 #   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/dcar/runs" -v /data:/data dcar:cuda doctor
 #   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/dcar/runs" -v /data:/data --entrypoint accelerate dcar:cuda \
-#     launch --config_file accelerate/multi_gpu.yaml -m dcar.train --config recipes/car_paper.yaml data=runs/prepared
+#     launch --config_file accelerate/multi_gpu.yaml -m dcar.cli train --config recipes/car_paper.yaml data=runs/prepared
 FROM python:3.11-slim-bookworm
 
-ARG EXTRAS=[nemo]
+ARG EXTRAS=[all,nemo]
 # the index of the CUDA release that the host's driver supports
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libsndfile1 && rm -rf /var/lib/apt/lists/*

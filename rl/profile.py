@@ -67,7 +67,9 @@ class ProfileConfig(SeedSettings, RunSettings, SpeechSettings, DecoderSettings, 
         "errors is refused.",
         minimum=0,
     )
-    sampling: SamplingConfig = setting(SamplingConfig, "Sampling settings of the tokens.")
+    sampling: SamplingConfig = setting(
+        SamplingConfig, "Sampling settings of the tokens.", bare=True
+    )
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Stage two: train a chunk policy with DCPO on a frozen decoder.
 
-    accelerate launch -m rl.train --config launch/recipes/dcpo_starter.yaml out=runs/dcpo
-    dcar train-policy --config launch/recipes/dcpo_starter.yaml num_generations=8
+    accelerate launch -m dcar.cli train-policy --config dcpo_starter out=runs/dcpo
+    dcar train-policy --config dcpo_starter num_generations=8
 
 Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default
 (policy_width: null is the paper's); the use of the forced half is a setting (forced_rows). Writes

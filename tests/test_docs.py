@@ -116,7 +116,8 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
             found.append(("launch.quickstart", words))
         elif "-m" in words[:-1] and words[0] in ("accelerate", "python"):
             at = words.index("-m") + 1
-            found.append((words[at], words[at + 1 :]))
+            after = words[at + 1 :]
+            found.append(resolve(after)[1:] if words[at] == "dcar.cli" else (words[at], after))
         elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
             found.append(resolve(words[1:])[1:])
     return [

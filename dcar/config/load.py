@@ -56,10 +56,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
                 f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, settings)}"
             )
         if settings[given.key].group:
-            raise ConfigError(
-                f"{given.where}: {given.key} is a group of settings: set {given.key}.…, not the "
-                "group itself"
-            )
+            raise ConfigError(f"{given.where}: {_not_a_group(settings[given.key], settings)}")
         values[given.key] = given
     converted = {}
     for key, given in values.items():
@@ -85,7 +82,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
             # a link to another disk stays: what is written replaces files and folders whole
             converted["out"] = os.path.realpath(out)
     try:
-        return _build(top, None, "", converted, top)
+        return _build(top, None, (), converted, top)
     except ConfigError as error:
         raise ConfigError(_located(str(error), values)) from error
 
@@ -93,7 +90,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     """Return all settings of files and command line, in increasing priority."""
     schema_settings = settings_of(schema)
-    groups = frozenset(key for key, s in schema_settings.items() if s.group)
+    groups = frozenset(k for k, s in schema_settings.items() if s.group and not s.meaning.bare)
     files, pairs = split_arguments(arguments, schema_settings)
     settings = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
@@ -110,8 +107,19 @@ def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     return settings
 
 
+def _not_a_group(group: Setting, known: dict[str, Setting]) -> str:
+    if group.meaning.bare:
+        members = (s.key for s in known.values() if s.within == group.path)
+        return f"{group.key} is not a setting: set {', '.join(members)} without it"
+    return f"{group.key} is a group of settings: set {group.key}.…, not the group itself"
+
+
 def _nearest(key: str, known: dict[str, Setting]) -> str:
     parent, _, name = key.rpartition(".")
+    if other := [s.key for s in known.values() if s.path[-1] == name and not s.group]:
+        return (
+            f"; write {other[0]}=…"  # its name in Python or in TRL, or with the name of its group
+        )
     if parent in known and get_origin(known[parent].hint) is dict:
         return f"; {parent} is one mapping: write {parent}={{{name}: …}}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
@@ -120,14 +128,16 @@ def _nearest(key: str, known: dict[str, Setting]) -> str:
     return f"; known keys: {', '.join(k for k, s in known.items() if not s.group)}"
 
 
-def _build(schema: type, instance: Any, prefix: str, values: dict[str, Any], top: type) -> Any:
+def _build(
+    schema: type, instance: Any, within: tuple[str, ...], values: dict[str, Any], top: type
+) -> Any:
     """Build `schema` with these values, and the others from `instance` (defaults of a group) or
     its own defaults."""
     given: dict[str, Any] = {}
     for s in settings_of(top).values():
-        if s.key.rpartition(".")[0] == prefix and s.group:
-            given[s.path[-1]] = _build(s.hint, s.default, s.key, values, top)
-        elif s.key.rpartition(".")[0] == prefix and s.key in values:
+        if s.within == within and s.group:
+            given[s.path[-1]] = _build(s.hint, s.default, s.path, values, top)
+        elif s.within == within and s.key in values:
             given[s.path[-1]] = values[s.key]
     return (
         schema(**given)
@@ -150,10 +160,12 @@ def _located(message: str, values: dict[str, Given]) -> str:
 def plain(value: Any) -> Any:
     """Return a configuration, or a part of one, in YAML's types, with the keys that users write."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        settings = settings_of(type(value))
-        return {
-            s.key: plain(getattr(value, s.path[0])) for s in settings.values() if len(s.path) == 1
-        }
+        written: dict[str, Any] = {}
+        for s in settings_of(type(value)).values():
+            if not s.within:
+                of = plain(getattr(value, s.path[0]))
+                written |= of if s.meaning.bare else {s.key: of}
+        return written
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
@@ -228,13 +240,13 @@ def help_text(schema: type) -> str:
     words += [f"[{s.meaning.short} {s.key.upper()}]" for s in settings.values() if s.meaning.short]
     lines = [" ".join(["usage:", program(), *words, "[--config RECIPE]", "[key=value …]"]), ""]
     lines += textwrap.wrap((schema.__doc__ or "").strip().split("\n\n")[0], WIDTH)
-    for group in ("", *(s.key for s in settings.values() if s.group)):
-        lines += ["", *([f"{group}: {settings[group].meaning}"] if group else [])]
+    for group in (None, *(s for s in settings.values() if s.group)):
+        lines += ["", *([f"{group.key}: {group.meaning}"] if group else [])]
         lines += _rows(
             [
                 s
                 for s in settings.values()
-                if not s.group and s.meaning.declared and s.key.rpartition(".")[0] == group
+                if not s.group and s.meaning.declared and s.within == (group.path if group else ())
             ]
         )
     foreign = [

@@ -40,6 +40,7 @@ class Meaning(str):
     short: str = ""  # option of one letter
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file": what kind of path it is
+    bare: bool = False  # a group whose members are written without its name
     prose: bool = False  # text to be synthesised, in which ~ is not the home folder
     recorded: bool = False  # known from data or code and stored with a model, not set by users
 
@@ -102,6 +103,11 @@ class Setting:
     default: Any  # MISSING if it must be given
     group: bool = False  # a dataclass: its members follow
 
+    @property
+    def within(self) -> tuple[str, ...]:
+        """Attributes of the group that contains it; empty at the top."""
+        return self.path[:-1]
+
 
 def meaning_of(given: dataclasses.Field) -> Meaning:
     """Return the declaration of a field; fields of other projects' dataclasses have at most a
@@ -141,13 +147,16 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
         group = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         yield Setting(key, place, hint, meaning, default, group)
         if group:
-            yield from _walk(hint, default, f"{key}.", place)
+            yield from _walk(hint, default, prefix if meaning.bare else f"{key}.", place)
 
 
 @cache
 def settings_of(schema: Any) -> dict[str, Setting]:
     """Return all settings of a schema by key, groups before their members."""
-    return {s.key: s for s in _walk(schema, None, "", ())}
+    settings = list(_walk(schema, None, "", ()))
+    known = {s.key: s for s in settings}
+    assert len(known) == len(settings), f"two settings of {schema.__name__} have the same key"
+    return known
 
 
 # --- values ---------------------------------------------------------------------------------------

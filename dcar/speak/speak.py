@@ -75,7 +75,7 @@ class SpeakConfig(SeedSettings, VocoderSettings, DecoderSettings):
         "Whether to write 16-bit mono samples to standard output during decoding (… | aplay -r "
         "24000 -f S16_LE); the timeline goes to standard error.",
     )
-    sampling: SamplingConfig = setting(lambda: SAMPLING, "Sampling of tokens.")
+    sampling: SamplingConfig = setting(lambda: SAMPLING, "Sampling of tokens.", bare=True)
 
 
 def read_text(options: SpeakConfig) -> str:

@@ -1,9 +1,9 @@
 """Stage one: train a CAR decoder with K heads (or FAR, with one) on a prepared corpus.
 
-    accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out=runs/car
-    dcar train --config launch/recipes/car_starter.yaml max_steps=2000
+    accelerate launch -m dcar.cli train --config car_starter out=runs/car
+    dcar train --config car_starter max_steps=2000
 
-    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora \\
+    accelerate launch -m dcar.cli train backbone.path=runs/cosyvoice2 backbone.train=lora \\
         data=… out=runs/car_lora
 
 The last command trains heads on a pretrained language model (dcar/model/backbones), which is

@@ -2,7 +2,7 @@
 fit together (heads/chunk_scorer.py).
 
     dcar train-chunk-scorer --config chunk_scorer_starter decoder=runs/car out=runs/chunk_scorer
-    accelerate launch -m dcar.train.chunk_scorer --config launch/recipes/chunk_scorer_starter.yaml
+    accelerate launch -m dcar.cli train-chunk-scorer --config chunk_scorer_starter
 
 At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1,
 new in every step). The network learns to distinguish it from the chunk that was recorded there. A

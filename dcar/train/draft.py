@@ -1,7 +1,7 @@
 """Train a draft model for speculative decoding from a decoder's own layers.
 
-    dcar train-draft --config launch/recipes/draft_starter.yaml decoder=runs/car out=runs/draft
-    accelerate launch -m dcar.train.draft --config launch/recipes/draft_starter.yaml
+    dcar train-draft --config draft_starter decoder=runs/car out=runs/draft
+    accelerate launch -m dcar.cli train-draft --config draft_starter
 
 SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares
 of another depth), embeddings and top layers frozen, bottom layers and output head trained with

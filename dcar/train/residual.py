@@ -1,7 +1,7 @@
 """Train a residual model: a codec's further layers from its first one (`dcar.vocoder.residual`).
 
-    dcar train-residual --config launch/recipes/residual_mtp.yaml
-    accelerate launch -m dcar.train.residual --config launch/recipes/residual_mtp.yaml
+    dcar train-residual --config residual_mtp
+    accelerate launch -m dcar.cli train-residual --config residual_mtp
 
 The data are prepared with residual=true. Trainer, optimisers, batches and precision are those of
 stage one (dcar/train/car.py). A batch trains one layer, which is drawn anew for each, as in VALL-E

@@ -28,7 +28,9 @@ class SpokenSettings(SpeechSettings):
         5, "Tokens per pass, as in car-5; at most the number of the decoder's heads.", minimum=1
     )
     sampling: SamplingConfig = setting(
-        lambda: SamplingConfig(temperature=0.4, top_k=10), "Sampling of the sentences."
+        lambda: SamplingConfig(temperature=0.4, top_k=10),
+        "Sampling of the sentences.",
+        bare=True,
     )
 
     def __post_init__(self) -> None:

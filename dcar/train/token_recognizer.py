@@ -1,8 +1,8 @@
 """Train a recogniser that reads speech tokens instead of sound: CTC from the codes of a prepared
 corpus to its phonemes.
 
-    dcar train-recognizer --config launch/recipes/token_recognizer_starter.yaml
-    accelerate launch -m dcar.train.token_recognizer data=runs/prepared out=runs/token_recognizer
+    dcar train-recognizer --config token_recognizer_starter
+    accelerate launch -m dcar.cli train-recognizer data=runs/prepared out=runs/token_recognizer
 
 It serves the reward `token_likelihood` of stage two. Recordings lack the errors of a decoder, so
 training imitates them: a share of the tokens is replaced by others, and spans of them are hidden.

@@ -56,10 +56,10 @@ def settings_page(name: str) -> str:
     ours = [s for s in rows if s.meaning.declared]
     what = cell(summary[0].upper() + summary[1:])
     text = f"# dcar {name}\n\n{what}. Module `{module}`, settings `{schema.__name__}`.\n"
-    if plain := [s for s in ours if "." not in s.key]:
+    if plain := [s for s in ours if not s.within]:
         text += f"\n{HEAD}{''.join(map(row, plain))}"
     for group in (s for s in known if s.group):
-        within = [s for s in ours if s.key.rpartition(".")[0] == group.key]
+        within = [s for s in ours if s.within == group.path]
         text += f"\n## {group.key}\n\n{cell(group.meaning)}\n\n{HEAD}{''.join(map(row, within))}"
     if foreign := [s for s in rows if not s.meaning.declared]:
         bases = ", ".join(

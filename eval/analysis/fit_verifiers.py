@@ -1,6 +1,6 @@
 """Statistics of a decoder for verifying methods: `dcar fit-verifiers`.
 
-    dcar fit-verifiers --config launch/recipes/verifiers_starter.yaml out=runs/verifiers
+    dcar fit-verifiers --config verifiers_starter out=runs/verifiers
 
 - Token transitions (mtp-viterbi): bigram counts of the training split.
 - Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head,
@@ -71,7 +71,9 @@ class FitConfig(SeedSettings, RunSettings, DecoderSettings, PromptSettings):
         12, "Number of points of the curve from entropy threshold to tokens per pass.", minimum=2
     )
     sampling: SamplingConfig = setting(
-        SamplingConfig, "Sampling of tokens, as in the comparison that will use the statistics."
+        SamplingConfig,
+        "Sampling of tokens, as in the comparison that will use the statistics.",
+        bare=True,
     )
 
     def __post_init__(self) -> None:

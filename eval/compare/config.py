@@ -74,7 +74,9 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
     )
     report: bool = setting(True, "Write report.html.")
     sampling: SamplingConfig = setting(
-        SamplingConfig, "Sampling of methods that do not have their own."
+        SamplingConfig,
+        "Sampling of methods that do not have their own.",
+        bare=True,
     )
 
     def __post_init__(self) -> None:

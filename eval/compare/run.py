@@ -1,6 +1,6 @@
 """Compare decoding methods on the same utterances: one table, one JSON, the plots, one report.
 
-    accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
+    accelerate launch -m dcar.cli compare --config compare_starter limit=100
     dcar compare --config compare_starter:all out=runs/all
 
 FAR, CAR-k, DCAR and other methods decode the same held-out texts with the same prompts, sampling

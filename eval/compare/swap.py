@@ -78,7 +78,7 @@ class SwapConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, Pro
         "resemblyzer",
         "Speaker encoder for similarities; or wavlm:…, eres2net:… (eval/scorers/load.py).",
     )
-    sampling: SamplingConfig = setting(SamplingConfig, "Sampling of tokens.")
+    sampling: SamplingConfig = setting(SamplingConfig, "Sampling of tokens.", bare=True)
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,7 +1,7 @@
 """Find the best sampling of every method: decode dev sentences over methods × samplings.
 
-    dcar tune --config launch/recipes/tune_starter.yaml
-    accelerate launch -m eval.compare.tune --config launch/recipes/tune_starter.yaml out=runs/tune
+    dcar tune --config tune_starter
+    accelerate launch -m dcar.cli tune --config tune_starter out=runs/tune
 
 A result at one temperature need not hold at another: between temperature 0.8 and 0.4, CAR-5 loses a
 quarter of its word errors, and next-token decoding hardly changes. The sampling of a method is

@@ -151,7 +151,7 @@ def test_scaled_adam_is_equal_to_a_slow_reference():
     """With outliers that are clipped, a step that is not finite, a tensor without gradient in
     some steps, single elements, and tensors at both bounds of the RMS."""
     torch.manual_seed(0)
-    shapes = [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)]
+    shapes = [(96, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)]
     sizes = [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7]
     ours, theirs = (
         [torch.nn.Parameter(v.clone()) for v in values]

@@ -25,8 +25,8 @@ def files(tmp_path_factory):
             "prompt_tokens=5",
             "thresholds=6",
             "ranks=4",
-            "sampling.max_tokens=40",
-            "sampling.min_tokens=20",
+            "max_tokens=40",
+            "min_tokens=20",
         ]
     )
     return path

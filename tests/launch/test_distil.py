@@ -303,7 +303,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
     distil.main(
         (
             "data=data decoder=car methods=[car-2@t0,car-3@t1] samples=1 token_recognizer= "
-            "recognizer=hears vocoder=vocoder lowest_score=-1 sampling.min_tokens=10 out=spoken"
+            "recognizer=hears vocoder=vocoder lowest_score=-1 min_tokens=10 out=spoken"
         ).split()
     )
     spoken, recorded = load_split("spoken", "train"), load_split("data", "train")
@@ -344,5 +344,5 @@ def test_two_processes_write_what_one_writes(config, tmp_path):
     script.write_text(
         "import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])"
     )
-    two_processes(script, *arguments(config), "sampling.min_tokens=10", f"out={tmp_path / 'two'}")
+    two_processes(script, *arguments(config), "min_tokens=10", f"out={tmp_path / 'two'}")
     assert json.dumps(rows_of(tmp_path / "two")) == json.dumps(rows_of(config.out))

@@ -149,7 +149,7 @@ def test_the_script_takes_folders_from_where_it_is_called(tmp_path):
         text=True,
         check=True,
     ).stdout
-    (venv / ".dcar-installed").write_text(stamp)
+    (venv / ".dcar-installed-all").write_text(stamp)
     (venv / "bin" / "activate").write_text(f"PATH={venv}/bin:$PATH\n")
     (venv / "bin" / "python").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     (venv / "bin" / "python").chmod(0o755)
@@ -181,7 +181,7 @@ DECODER = (
     "model.ffn_size=32 model.head_blocks=1"
 ).split()
 POLICY = (
-    "min_seconds=0 limit=4 eval_limit=2 num_train_epochs=1 policy_heads=2 max_completion_length=20"
+    "min_seconds=0 limit=4 eval_limit=2 num_train_epochs=1 policy_heads=2 max_tokens=20"
 ).split()
 TINY = {
     "tokenizer": ["vocab_size=32", "max_frames=4000", "sample_hours=0.02"],
@@ -199,12 +199,11 @@ TINY = {
         "acoustic_ffn_size: 16, acoustic_dilations: [1], renderer_size: 16, renderer_ffn_size: 16, "
         "renderer_dilations: [1]}",
     ],
-    "profile": ["limit=3", "sampling.max_tokens=20"],
+    "profile": ["limit=3", "max_tokens=20"],
     "dcpo_2_3": POLICY,
     "dcpo_2_3_4": POLICY,
     "compare": (
-        "limit=2 sampling.max_tokens=20 scorers=[] timing_utterances=1 "
-        "audio_utterances=1 resamples=100"
+        "limit=2 max_tokens=20 scorers=[] timing_utterances=1 audio_utterances=1 resamples=100"
     ).split(),
 }
 NOISE = [f"{name}.max_reward_wer=100" for name in ("profile", "dcpo_2_3", "dcpo_2_3_4")]

@@ -376,7 +376,7 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     config = read(
         recipe,
         f"out={tmp_path}",
-        "max_completion_length=20",
+        "max_tokens=20",
         "policy_width=16",
         "policy_heads=2",
         "eval_strategy=no",
@@ -508,7 +508,7 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
         recipe,
         f"out={tmp_path}",
         "limit=2",
-        "sampling.max_tokens=12",
+        "max_tokens=12",
         "timing_utterances=0",
         "audio_utterances=0",
         "resamples=100",

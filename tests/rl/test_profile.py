@@ -77,7 +77,7 @@ def settings_of(files) -> list[str]:
         f"data={files / 'data'}",
         f"vocoder={files / 'vocoder'}",
         "prompt_tokens=5",
-        "sampling.max_tokens=20",
+        "max_tokens=20",
     ]
 
 

@@ -83,8 +83,8 @@ def files(tmp_path_factory) -> Path:
             "prompt_tokens=5",
             "thresholds=6",
             "ranks=4",
-            "sampling.max_tokens=40",
-            "sampling.min_tokens=20",
+            "max_tokens=40",
+            "min_tokens=20",
             "dtype=bfloat16",
         ]
     )
@@ -250,7 +250,7 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
             f"policy_reads={reads}",
             *(
                 "policy_width=16 policy_heads=2 num_train_epochs=1 num_iterations=2 "
-                "max_completion_length=20 prompt_tokens=5 disable_tqdm=true dtype=bfloat16 "
+                "max_tokens=20 prompt_tokens=5 disable_tqdm=true dtype=bfloat16 "
                 "max_reward_wer=9"
             ).split(),
         ],

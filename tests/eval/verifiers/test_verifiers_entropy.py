@@ -31,8 +31,8 @@ def test_command_writes_and_shows(files, capsys):
             "prompt_tokens=5",
             "thresholds=6",
             "ranks=4",
-            "sampling.max_tokens=40",
-            "sampling.min_tokens=20",
+            "max_tokens=40",
+            "min_tokens=20",
         ]
     )
     shown = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_decoders_on_language_models_are_fitted_alike(files, tmp_path, capsys):
             f"out={tmp_path / 'stats'}",
             "thresholds=3",
             "ranks=4",
-            "sampling.max_tokens=20",
+            "max_tokens=20",
         ]
     )
     assert "head 4:" in capsys.readouterr().out
@@ -112,8 +112,8 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files, tmp_path):
             f"out={tmp_path / 'stats'}",
             "prompt_tokens=5",
             "thresholds=24",
-            "sampling.max_tokens=40",
-            "sampling.min_tokens=20",
+            "max_tokens=40",
+            "min_tokens=20",
         ]
     )
     models = load_models(str(files / "decoder"), "", [], statistics=str(tmp_path / "stats"))

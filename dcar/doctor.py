@@ -87,7 +87,7 @@ def _shipped() -> str:
     check_together(
         decoder, origin, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder"))
     )
-    for name in ("policy", "policy-t0.4"):
+    for name in ("policy-t1.0", "policy-t0.4"):
         ChunkPolicy.from_pretrained(shipped(name)).check_base(decoder.checksum())
     CARDecoder.from_pretrained(shipped("far"))
     loaded = "decoders, policies, tokenizer and vocoder"

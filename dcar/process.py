@@ -168,8 +168,9 @@ def check_packages() -> None:
     home = Path(__file__).resolve().parents[1]
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
-        places = [] if spec is None else spec.submodule_search_locations or [spec.origin]
-        for place in places:
+        if spec is None:
+            continue
+        for place in list(spec.submodule_search_locations or ()) or [spec.origin or ""]:
             if place and Path(place).resolve().parent != home:
                 raise ConfigError(
                     f"{place} hides the package {name} of DCAR, which is in {home}: run this in "

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Features, Value
-from tqdm import tqdm
 
 from dcar.config import check, load_config, setting
 from dcar.config.commands import (
@@ -55,6 +54,7 @@ from dcar.prepare.prepared import (
     without_residual,
 )
 from dcar.process import own_device, run_claimed, run_command
+from dcar.progress import Progress
 from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
@@ -314,7 +314,7 @@ def run(config: DistilConfig) -> Path:
     blocks = {done / f"{i:06}.json": order[i : i + BLOCK] for i in range(0, len(order), BLOCK)}
     with writing(out), threads_of(0, teacher.parameters, state.num_processes):
         mine = list(blocks.items())[state.process_index :: state.num_processes]
-        for path, rows in tqdm(
+        for path, rows in Progress(
             mine, desc="decode and score", unit="block", disable=not state.is_main_process
         ):
             if read_json(path) is None:
@@ -334,7 +334,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     not at all."""
     info = prepared_info(config.data)
     chosen: dict[int, Rendering] = {}
-    for path in tqdm(blocks, desc="choose", unit="block"):
+    for path in Progress(blocks, desc="choose", unit="block"):
         for row, renderings in (read_json(path) or {}).items():
             rendering = best([Rendering(**c) for c in renderings], config.lowest_score)
             if rendering and not keeps_recording(

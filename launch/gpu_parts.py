@@ -56,7 +56,7 @@ def measure_methods(device: str, out: Path) -> list[SpeedRow]:
         names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
     data, settings = str(shipped("prepared")), {f.name for f in fields(SamplingConfig)}
     sampling = SamplingConfig(**{key: recipe[key] for key in recipe.keys() & settings})
-    models = load_models("starter", "", ["starter"], device, dtype="float32")
+    models = load_models("starter", "", ["starter-t1.0"], device, dtype="float32")
     precision = torch.get_float32_matmul_precision()  # TF32, since a model was loaded
     items, dev = (
         load_prompts(data, split, models.decoder, recipe["prompt_tokens"], 0, utterances)

@@ -26,6 +26,7 @@ from typing import Any
 from dcar.config.recipes import recipe_file
 from dcar.errors import DCARError, StoppedError
 from dcar.process import INTERRUPTED, REQUEUE
+from dcar.progress import SECONDS
 from dcar.storage import digest, digest_of
 from dcar.tracking import write_json
 
@@ -138,7 +139,7 @@ def run_pipeline(
                 if not same and job.checkpoints and job.checkpoints.exists():
                     set_aside(job.checkpoints)
                 note = f"  (messages: {out / job.name}.log)" if begun else ""
-                print(f"\n{title} -> {job.output}{note}\n{shlex.join(job.command)}", flush=True)
+                print(f"{title} -> {job.output}{note}\n{shlex.join(job.command)}", flush=True)
                 begun[job.name] = {"fingerprint": fingerprint, "command": job.command}
                 write_json(records / f"{job.name}.json", begun[job.name])
             first += len(group)
@@ -193,6 +194,7 @@ def _run_side_by_side(
     process, as they arrive."""
     failed: dict[str, int] = {}
     running: dict[str, subprocess.Popen] = {}
+    started = said = time.monotonic()
     with contextlib.ExitStack() as stack:
         for job in jobs:
             log = stack.enter_context((out / f"{job.name}.log").open("w")) if running else None
@@ -206,6 +208,11 @@ def _run_side_by_side(
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 if status := running.pop(name).returncode:
                     failed[name] = status
+                else:
+                    print(f"== {name}: done in {_minutes(time.monotonic() - started)}", flush=True)
+            if running and jobs[0].name not in running and time.monotonic() - said >= SECONDS:
+                said = time.monotonic()  # the messages of the others are in their logs
+                print(f"== {', '.join(running)}: {_minutes(said - started)} so far", flush=True)
             # Ctrl-C in a terminal reaches the jobs, too
             stops = bool(failed) + sum(number != signal.SIGINT for number in received)
             if stops > passed_on:
@@ -213,6 +220,10 @@ def _run_side_by_side(
                 for process in running.values():
                     process.terminate()
     return failed
+
+
+def _minutes(seconds: float) -> str:
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02} min"
 
 
 def _raise_for(

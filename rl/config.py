@@ -149,6 +149,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     per_device_eval_batch_size: int = 32
     save_strategy: str = "epoch"
     load_best_model_at_end: bool = True
+    ddp_find_unused_parameters: bool | None = False
     logging_nan_inf_filter: bool = False
 
     # --- decoder, data and models ---
@@ -173,7 +174,9 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
 
     # --- policy ---
     policy: str = setting(
-        "", "Policy directory to start from instead of a new policy; starter = the shipped policy."
+        "",
+        "Policy directory to start from instead of a new policy; starter-t1.0 and starter-t0.4 "
+        "ship.",
     )
     policy_reads: str = setting(
         "hidden",

@@ -45,8 +45,8 @@ class ExportConfig:
     """Settings of `dcar export`."""
 
     run: str = setting(
-        meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = "
-        "the shipped policy.",
+        meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; "
+        "starter-t1.0 and starter-t0.4 ship.",
         place="folder",
     )
     out: str = setting("runs/policy", "Folder to write.", place="folder")
@@ -205,14 +205,14 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], program: str = "") 
 
 def find_policy(run: str | Path) -> Path:
     """Return the policy directory of a run, of one of its checkpoints, or the directory itself;
-    "starter" is the shipped policy."""
+    "starter-t1.0" and "starter-t0.4" ship."""
     folder = resolve(str(run), "policy")
     for path in (folder / "policy", folder):
         if (path / "model.safetensors").is_file():
             return path
     raise CheckpointError(
         f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give the out "
-        "folder of `dcar train-policy`, one of its checkpoints, or starter"
+        "folder of `dcar train-policy`, one of its checkpoints, or starter-t1.0"
     )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from tqdm import tqdm
-from transformers.trainer_callback import ProgressCallback
 
+from dcar.train.callbacks import ShownProgress
 from rl import objective
 from rl.rewards import Reward, RolloutRecord, names_of
 
@@ -143,31 +142,24 @@ def add_update(
         metrics.add_max("ratio_max", ratio)
 
 
-SHOWN = {
-    "reward_sampled": "sampled",
-    "reward_forced": "forced",
-    "wer": "wer",
-    "tokens_per_pass": "tok/pass",
-    "entropy": "entropy",
-    "failed_rewards": "failed",
-}
+class ShownDCPO(ShownProgress):
+    """Progress of stage two."""
 
+    SHOWN: ClassVar[dict[str, str]] = {
+        "reward_sampled": "sampled",
+        "reward_forced": "forced",
+        "wer": "wer",
+        "tokens_per_pass": "tok/pass",
+        "entropy": "entropy",
+        "failed_rewards": "failed",
+    }
 
-class ProgressBar(ProgressCallback):
-    """Trainer's progress bar with the quantities that show if a run is healthy, and one line per
-    evaluation."""
-
-    def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
-        if not state.is_world_process_zero or not logs:
-            return
-        if "loss" in logs and self.training_bar is not None:
-            self.training_bar.set_postfix(
-                {text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs}
-            )
-        elif "eval_wer" in logs:
-            tqdm.write(
-                f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
-                f"{logs['eval_tokens_per_pass']:.2f} tokens per pass (sampled "
-                f"{100 * logs['eval_wer_sampled']:.2f} % at "
-                f"{logs['eval_tokens_per_pass_sampled']:.2f})"
-            )
+    def evaluation(self, logs: dict[str, Any]) -> str:
+        """Return word errors and tokens per pass of an evaluation."""
+        if "eval_wer" not in logs:
+            return ""
+        return (
+            f"WER {100 * logs['eval_wer']:.2f} % at {logs['eval_tokens_per_pass']:.2f} tokens per "
+            f"pass (sampled {100 * logs['eval_wer_sampled']:.2f} % at "
+            f"{logs['eval_tokens_per_pass_sampled']:.2f})"
+        )

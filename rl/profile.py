@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dcar.config import load_config, save_config, setting
 from dcar.config.commands import (
     DecoderSettings,
@@ -29,6 +27,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import precision_of
 from dcar.process import own_device, run_claimed, run_command
+from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
@@ -131,7 +130,7 @@ def profile(
         measure(
             base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size
         )
-        for size in tqdm(sizes, desc="guidance profile", disable=not progress)
+        for size in Progress(sizes, desc="guidance profile", disable=not progress)
     ]
     # at equal WER, the faster one
     best = sorted(rows, key=lambda row: (row.wer, -row.k))[:range_size]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import PolicyChunk, decode
@@ -51,7 +51,7 @@ from rl import objective
 from rl.config import DCPOConfig, required
 from rl.credit import decision_advantages, located_costs, scaled
 from rl.data import PromptBatches, Prompts, items_of, prompts_of
-from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
+from rl.metrics import Metrics, ShownDCPO, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.pass_cost import PassCost, measure_pass_cost, stored_pass_cost
 from rl.policies import bound, check_fits, guidance_range, make_policy
@@ -117,6 +117,8 @@ class DCPOTrainer(ResilientTrainer):
     train_dataset: Prompts
     eval_dataset: Prompts | None
 
+    progress = ShownDCPO
+
     def __init__(
         self,
         model: ChunkPolicy | str | None = None,
@@ -176,10 +178,6 @@ class DCPOTrainer(ResilientTrainer):
             data_collator=itemgetter(0),  # a batch has one address
             callbacks=callbacks,
         )
-        for noisy in (PrinterCallback, ProgressCallback):
-            self.remove_callback(noisy)
-        if not args.disable_tqdm:
-            self.add_callback(ProgressBar())
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ConfigError(
                 "DCPO does not run with FSDP or DeepSpeed, because the policy is small and the "

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from accelerate.utils import gather_object
-from tqdm import tqdm
 
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, RewardError
+from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
@@ -262,7 +262,7 @@ class GroundTruth:
         """Transcribe the missing recordings, divided among the processes; the file is written
         after each part."""
         todo = self.missing()  # the same in all processes
-        with tqdm(
+        with Progress(
             desc="recordings", total=len(todo), unit="utt", disable=bool(rank) or not todo
         ) as bar:
             while self.missing():

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, note
 from dcar.corpus import cuts, folders, layouts, libritts
@@ -32,6 +31,7 @@ from dcar.corpus.rows import (
     describe,
 )
 from dcar.errors import AudioError, DataError, TextError
+from dcar.progress import Progress
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
 
@@ -204,7 +204,7 @@ def validate_corpus(
         def look(u: Utterance) -> list[Problem]:
             return examine(u, min_seconds, max_seconds)[0]  # without the audio, which fills memory
 
-        looked = tqdm(
+        looked = Progress(
             pool.map(look, utterances),
             "validate",
             len(utterances),

@@ -1,6 +1,9 @@
 """Companions of a decoder: the encoder of its texts, and a chunk policy."""
 
+import json
+import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,11 +17,37 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.text.phonemes import text_to_ids
 from heads.policy import ChunkPolicy
 
+logger = logging.getLogger(__name__)
+
 
 def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> ChunkPolicy:
-    """Load a policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained
-    at temperature 0.4. Raises CheckpointError if the folder contains none."""
+    """Load a policy in eval mode; "starter-t1.0" and "starter-t0.4" are those that ship. Raises
+    CheckpointError if the folder contains none."""
     return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
+
+
+FAR_TEMPERATURE = 0.25
+"""Difference of temperatures from which a policy no longer fits: it judges chances of tokens."""
+
+
+@cache
+def note_temperature(directory: str | Path, temperature: float) -> None:
+    """Log a note, once, if a policy was trained at a temperature far from the one at which tokens
+    are drawn, as far as its provenance.json says."""
+    try:
+        text = (resolve(str(directory), "policy") / "provenance.json").read_text(encoding="utf-8")
+        trained = json.loads(text)["config"]["temperature"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # the weights of a policy are all that it needs
+    if isinstance(trained, int | float) and abs(trained - temperature) >= FAR_TEMPERATURE:
+        logger.warning(
+            "note: policy %s was trained at temperature %g, but tokens are drawn at %g: set "
+            "temperature=%g, or give a policy for this one",
+            directory,
+            trained,
+            temperature,
+            trained,
+        )
 
 
 def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:

@@ -27,7 +27,6 @@ from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus.read import corpus_parts, examine, read_corpus, validate_corpus
@@ -44,6 +43,7 @@ from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Contents, CorpusPart, Loaded, UtteranceJob
 from dcar.process import own_device, workers
+from dcar.progress import Progress
 from dcar.storage import digest_of, json_lines, write_text
 from dcar.text.readings import normalize_transcript
 from dcar.tracking import write_json
@@ -382,7 +382,7 @@ def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, 
 
     recognizer = load_recognizer(name, device)
     transcripts: dict[str, dict[str, str]] = {}
-    with tqdm(desc="transcribe", total=len(rows), unit="utt") as bar:
+    with Progress(desc="transcribe", total=len(rows), unit="utt") as bar:
         for start in range(0, len(rows), TRANSCRIBED_TOGETHER):
             batch = rows[start : start + TRANSCRIBED_TOGETHER]
             versions = {u.id: _audio_version(u.audio) for u in batch}

@@ -19,7 +19,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -185,11 +186,25 @@ def save_splits(
     building = partial_folder(out) / "building"
     shutil.rmtree(building, ignore_errors=True)
     names = []
-    with writing(out):
+    with writing(out), without_bars():
         for split, rows in splits:
             rows.save_to_disk(str(building / split))
             names.append(split)
         put_in_place(building, out, names, info)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Switch off the bars of `datasets`, one for every table that it writes, within the block."""
+    import datasets
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 TABLE = "data-00000-of-00001.arrow"

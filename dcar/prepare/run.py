@@ -23,8 +23,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from dcar.config import load_config
 from dcar.corpus.rows import Problem, describe
 from dcar.errors import ConfigError, DataError
@@ -49,6 +47,7 @@ from dcar.prepare.shards import (
     write_shard,
 )
 from dcar.process import one_ahead, own_device, run_claimed, worker_pool, workers
+from dcar.progress import Progress
 from dcar.tokens.base import input_rate
 from dcar.tracking import write_json
 
@@ -147,7 +146,9 @@ def _write_chunks(
     chunks = corpus.chunks(rank, world)
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
     with (
-        tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
+        Progress(
+            desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)
+        ) as bar,
         worker_pool(workers(config.num_proc)) as pool,
     ):
         for chunk, record, recordings in one_ahead(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dcar.errors import AssetError
+from dcar.errors import AssetError, ConfigError
 
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
@@ -16,8 +16,9 @@ NAMES = {
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head
     "far": "far",  # next-token decoder, trained alike with one head
-    "policy": "policy",  # chunk policy for the decoder, trained at temperature 1.0
-    "policy-t0.4": "policy_t0.4",  # another, trained at 0.4
+    # chunk policies for the decoder, for these temperatures
+    "policy-t1.0": "policy_t1.0",
+    "policy-t0.4": "policy_t0.4",
     "chunk_scorer": "chunk_scorer",  # joint score of a chunk's tokens; the policy holds the same
     "recognizer": "recognizer",  # reward ASR
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
@@ -36,13 +37,16 @@ def shipped(name: str) -> Path:
 
 
 def resolve(path_or_starter: str, name: str) -> Path:
-    """Return a path as given, or that of the shipped asset for "starter"; "starter-t0.4": that
-    for temperature 0.4, if any."""
-    if path_or_starter == "starter":
-        return shipped(name)
-    other = f"{name}-t0.4"
-    return (
-        shipped(other)
-        if path_or_starter == "starter-t0.4" and other in NAMES
-        else Path(path_or_starter)
-    )
+    """Return a path as given, or that of the shipped asset for "starter". Policies ship for two
+    temperatures: "starter-t1.0", "starter-t0.4". Raises ConfigError for one without it."""
+    starter, _, variant = path_or_starter.partition("-")
+    key = f"{name}-{variant}" if variant else name
+    if starter != "starter" or (variant and key not in NAMES):
+        return Path(path_or_starter)
+    if key not in NAMES:
+        choices = [known for known in NAMES if known.startswith(f"{name}-")]
+        raise ConfigError(
+            f"a {name} ships for each of several temperatures: write "
+            f"{' or '.join(known.replace(name, 'starter', 1) for known in choices)}"
+        )
+    return shipped(key)

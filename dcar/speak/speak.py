@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dcar.audio import audio_writer, check_suffix
 from dcar.config import load_config, setting
 from dcar.config.commands import DecoderSettings, SeedSettings, VocoderSettings
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
 from dcar.process import claimed
+from dcar.progress import Progress
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, Phrase, phrases
@@ -54,7 +53,7 @@ class SpeakConfig(SeedSettings, VocoderSettings, DecoderSettings):
         f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.",
     )
     policy: str = setting(
-        POLICY, "Folder of an exported policy, or starter, which was trained at temperature 1."
+        POLICY, "Folder of an exported policy; starter-t1.0 and starter-t0.4 ship."
     )
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(
@@ -155,11 +154,11 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         audio_writer(out, speaker.vocoder.sample_rate)
         if out
         else contextlib.nullcontext(lambda _: None) as write,
-        tqdm(
+        Progress(
             total=len(parts),
             desc="speaking",
             unit="phrase",
-            disable=None if len(parts) > 3 else True,
+            disable=len(parts) <= 3,
         ) as bar,
     ):
         for piece in pieces:

@@ -14,12 +14,12 @@ from typing import Any, cast
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import DecodeResult, Engine, Method, Prompt
+from dcar.decoding import DecodeResult, Engine, Method, PolicyChunk, Prompt
 from dcar.decoding.declare import has_setting
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.methods.names import MethodSpec
-from dcar.model.companions import load_policy, text_encoder
+from dcar.model.companions import load_policy, note_temperature, text_encoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.model.models import Borrowed, Models
@@ -85,7 +85,7 @@ class Speaker:
 
     model = dcar.load("starter")                          # or "runs/car", policy="runs/policy"
     model.generate("The tide came in.", voice="voice.wav").save("out.wav")
-    model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
+    model.generate("Longer chunks.", dial=0.5, temperature=0.3, seed=1)
     for piece in model.stream("The tide came in."):       # samples as they become available
         play(piece.samples, piece.rate)
     """
@@ -125,9 +125,9 @@ class Speaker:
         num_candidates: int = 0,
         dtype: str = "auto",
     ) -> Speaker:
-        """Load each model by folder, or "starter" for the shipped one (of policies also
-        "starter-t0.4", trained at temperature 0.4); tokenizer and vocoder also by the names of
-        `dcar.tokens.load` and `dcar.vocoder.load`.
+        """Load each model by folder, or "starter" for the shipped one (of policies
+        "starter-t1.0" and "starter-t0.4", for these temperatures); tokenizer and vocoder also by
+        the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: a name of docs/methods.md (dcar, car-K, sd, …; far with "starter" is the shipped FAR
         decoder); a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; "" = dcar if a
@@ -156,6 +156,7 @@ class Speaker:
         check_together(car, origin, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
+        speaker._note_policy()
         if str(decoder) == "starter":
             speaker._far = lambda: load_decoder(decoder, starter="far", dtype=dtype)
         return speaker
@@ -186,7 +187,13 @@ class Speaker:
         changed = {name: value for name, value in settings.items() if value is not None}
         other.sampling = replace(self.sampling, **changed)
         other.seed = self.seed if seed is None else seed
+        other._policy = policy
+        other._note_policy()
         return other
+
+    def _note_policy(self) -> None:
+        if isinstance(self.method, PolicyChunk) and isinstance(self._policy, str | Path):
+            note_temperature(self._policy, self.sampling.temperature)
 
     def generate(
         self, text: str, voice: str | Path | Voice | None = None, **settings: Any
@@ -194,9 +201,10 @@ class Speaker:
         """Speak a text with a `voice`: a recording of a second or more, or the name of
         a shipped voice; None = the first shipped one.
 
-        Sentences are decoded one by one, long ones clause by clause. settings: policy ("starter", a
-        folder or a `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in
-        `using`. Raises TextError, AudioError, DataError; DistributionError for a broken model.
+        Sentences are decoded one by one, long ones clause by clause. settings: policy
+        ("starter-t1.0", a folder or a `ChunkPolicy`), method, temperature, top_k, seed,
+        num_candidates, dial, as in `using`. Raises TextError, AudioError, DataError;
+        DistributionError for a broken model.
         """
         return self.join(text, list(self.sentences(text, voice, **settings)))
 

@@ -1,12 +1,13 @@
-"""Log that a Trainer writes."""
+"""Log that a Trainer writes, and what it shows."""
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import TrainerCallback
 
+from dcar.progress import Progress
 from dcar.storage import writing
 
 
@@ -45,3 +46,40 @@ class JsonlLog(TrainerCallback):
     def _append(self, record: dict[str, Any]) -> None:
         with writing(self.path), self.path.open("a") as file:
             file.write(json.dumps(record, default=float) + "\n")
+
+
+class ShownProgress(TrainerCallback):
+    """Callback that shows the progress of a training on the main process, with the quantities that
+    tell whether it is healthy, and one line per evaluation."""
+
+    SHOWN: ClassVar[dict[str, str]] = {"loss": "loss"}  # name in the log -> name beside the bar
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = Progress(
+                desc="train", unit="step", total=state.max_steps, initial=state.global_step
+            )
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
+        if self.bar is None or not logs:
+            return
+        if shown := {text: logs[name] for name, text in self.SHOWN.items() if name in logs}:
+            self.bar.set_postfix(shown, refresh=False)
+        if line := self.evaluation(logs):
+            self.bar.write(f"step {state.global_step}: {line}")
+
+    def evaluation(self, logs: dict[str, Any]) -> str:
+        """Return what to say of an evaluation; nothing for other entries of the log."""
+        return f"loss on dev {logs['eval_loss']:.4f}" if "eval_loss" in logs else ""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

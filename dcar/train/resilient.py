@@ -27,13 +27,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 from dcar.config.resume import changed_settings
 from dcar.errors import CheckpointError, DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import GONE, INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
-from dcar.train.callbacks import JsonlLog
+from dcar.train.callbacks import JsonlLog, ShownProgress
 from dcar.train.checkpoints import (
     STATE,
     begin_checkpoint,
@@ -129,10 +136,11 @@ class Watch(TrainerCallback):
 
 
 class ResilientTrainer(Trainer):
-    """Trainer with the checks of this module. Subclasses describe a batch, and name the setting
-    that makes it smaller."""
+    """Trainer with the checks of this module. Subclasses describe a batch, name the setting that
+    makes it smaller, and choose what is shown."""
 
     batch_setting = "per_device_train_batch_size"
+    progress: type[ShownProgress] = ShownProgress
 
     def __init__(
         self,
@@ -144,6 +152,10 @@ class ResilientTrainer(Trainer):
     ):
         self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
         super().__init__(model, args, callbacks=[self.jsonl, *(callbacks or [])], **kwargs)
+        for noisy in (PrinterCallback, ProgressCallback):
+            self.remove_callback(noisy)
+        if not args.disable_tqdm:
+            self.add_callback(self.progress())
         # Trainer would split each batch with DataParallel, which supports only tensors as outputs
         if self.args.n_gpu > 1:
             logger.warning(

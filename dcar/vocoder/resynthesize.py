@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.audio import save_audio
 from dcar.config import load_config, setting
 from dcar.config.commands import RunSettings, SeedSettings, UtteranceSettings, VocoderSettings
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import own_device, run_claimed
+from dcar.progress import Progress
 from dcar.storage import write_text
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
@@ -56,7 +56,7 @@ def run(config: ResynthesizeConfig) -> Path:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     lines = []
-    for start in tqdm(
+    for start in Progress(
         range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"
     ):
         chosen = order[start : start + config.batch_size].tolist()

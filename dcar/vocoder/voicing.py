@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
+from dcar.progress import Progress
 from dcar.vocoder.base import Vocoder
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def voice(
     filled = [i for i, tokens in enumerate(token_lists) if len(tokens)]
     order = sorted(filled, key=lambda i: (len(token_lists[i]), i))
     starts = range(0, len(order), batch)
-    for start in tqdm(starts, desc=progress, unit="batch", disable=not progress):
+    for start in Progress(starts, desc=progress, unit="batch", disable=not progress):
         rows = order[start : start + batch]
         for i, wave in zip(rows, call(synthesize_rows, rows), strict=True):
             waves[i] = wave

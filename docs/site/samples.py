@@ -22,7 +22,7 @@ METHODS = {
     "far": ["method=far"],
     "car-5": ["method=car-5"],
     "car-14": ["method=car-14"],
-    "dcar": ["method=dcar", "policy=starter"],
+    "dcar": ["method=dcar", "policy=starter-t1.0"],
 }
 
 

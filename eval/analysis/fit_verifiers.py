@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from dcar.audio import resample
 from dcar.config import check, load_config, save_config, setting
@@ -38,6 +37,7 @@ from dcar.model.statistics import MEL_BANDS, VerifierStatistics
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
 from dcar.process import own_device, run_claimed, run_command
+from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
@@ -149,7 +149,7 @@ def entropy_curve(
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
     lengths: list[float] = []
-    for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
+    for threshold in Progress(thresholds.tolist(), desc="entropy thresholds"):
         results = decode(
             model, items, EntropyChunk(threshold), sampling, seed=seed, batch_size=batch_size
         )
@@ -183,11 +183,10 @@ def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Ten
     mel = LogMel(round(rate), max(1024, 2 * hop), hop, MEL_BANDS)
     sums = torch.zeros(codes, MEL_BANDS, dtype=torch.float64)
     counts = torch.zeros(codes, dtype=torch.long)
-    for i in tqdm(
+    for i in Progress(
         places[:: max(1, len(places) // limit)][:limit],
         desc="mean mel frames",
         unit="utt",
-        disable=None,
     ):
         row = rows[i]
         utterance_id, speed = recording_of(row)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.config import check, load_config, setting
@@ -37,6 +36,7 @@ from dcar.corpus.read import load_corpus
 from dcar.corpus.rows import READ, first_file
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
+from dcar.progress import Progress
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.storage import json_lines, write_text
@@ -226,9 +226,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
     # a bar where the lines go elsewhere
-    with tqdm(
-        total=len(items), desc="score", unit="file", disable=True if sys.stdout.isatty() else None
-    ) as bar:
+    with Progress(total=len(items), desc="score", unit="file", disable=sys.stdout.isatty()) as bar:
         for start in range(0, len(items), config.batch_size):
             batch = items[start : start + config.batch_size]
             sounds = [load_audio(item.audio) for item in batch]

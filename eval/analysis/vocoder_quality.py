@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.config import load_config, save_config
 from dcar.config.commands import PromptSettings, RunSettings, SeedSettings, SpeechSettings
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.process import own_device, run_claimed
+from dcar.progress import Progress
 from dcar.prompts.choose import drawn
 from dcar.prompts.chooser import with_prompts
 from dcar.prompts.items import make_prompts
@@ -149,7 +149,7 @@ def run(config: VocoderQualityConfig) -> VocoderQuality:
         embeddings = np.concatenate(
             [
                 encoder.embed_all(batch := waves[start : start + size], [rate] * len(batch))
-                for start in tqdm(range(0, len(waves), size), desc=f"voices of {name}")
+                for start in Progress(range(0, len(waves), size), desc=f"voices of {name}")
             ]
         )
 

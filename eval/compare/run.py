@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from tqdm import tqdm
 
 from dcar.config import load_config, save_config
 from dcar.errors import ConfigError, DataError
 from dcar.methods import Entry, make_methods
 from dcar.model.precision import precision_of
 from dcar.process import own_device, run_claimed
+from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
@@ -230,10 +230,10 @@ def take_times(compared: Compared) -> None:
 
 
 @contextmanager
-def progress(compared: Compared, title: str, total: int) -> Iterator[tqdm]:
-    """Show a bar on the main process, if there is a terminal and something to do."""
-    off = None if compared.state.is_main_process and total else True
-    with tqdm(total=total, desc=title, unit="utt", mininterval=1, disable=off) as bar:
+def progress(compared: Compared, title: str, total: int) -> Iterator[Progress]:
+    """Show a bar on the main process, if there is something to do."""
+    off = not compared.state.is_main_process or not total
+    with Progress(total=total, desc=title, unit="utt", mininterval=1, disable=off) as bar:
         yield bar
 
 
@@ -349,9 +349,7 @@ def show(compared: Compared, maker: Maker) -> Result:
     }
     every: dict[tuple[Any, ...], Record] = {}
     measured = []
-    for comparison in tqdm(
-        compared.comparisons, desc="3/3 tables, pictures", unit="table", disable=None
-    ):
+    for comparison in Progress(compared.comparisons, desc="3/3 tables, pictures", unit="table"):
         records = records_of(compared, comparison, maker)
         every |= {(r.texts, r.method, r.seed, r.prompt_seed, r.id): r for r in records}
         of = measure(compared, comparison, records, times[comparison.texts])

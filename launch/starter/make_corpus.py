@@ -46,12 +46,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
+from dcar.progress import Progress
 from dcar.storage import digest, replacing
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def speak(c: CorpusConfig) -> None:
     out.mkdir(parents=True, exist_ok=True)
     jobs = [job for job in jobs if not (out / f"{job['id']}.ogg").exists()]
     with Pool(c.processes, _start, (c.model, str(work / "styles.npz"))) as pool:
-        for name, data in tqdm(
+        for name, data in Progress(
             pool.imap_unordered(_speak, jobs), total=len(jobs), unit="utterance"
         ):
             with replacing(out / f"{name}.ogg") as part:

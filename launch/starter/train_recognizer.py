@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.config import load_config, setting
@@ -34,6 +33,7 @@ from dcar.corpus.read import load_corpus
 from dcar.errors import DataError
 from dcar.model.cards import model_card
 from dcar.process import run_claimed, run_command
+from dcar.progress import Progress
 from dcar.recognition.ctc import frames_needed, likelihood, spelled
 from dcar.recognition.encoder import (
     BLANK,
@@ -121,7 +121,9 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
     in `folder`; missing files are made first, so a stopped run resumes from those that exist."""
     encoder = WhisperEncoder(TAIL_SECONDS)
     states: list[np.ndarray] = []
-    for start in tqdm(range(0, len(recordings), SHARD), desc="encoder", unit=f"{SHARD} utterances"):
+    for start in Progress(
+        range(0, len(recordings), SHARD), desc="encoder", unit=f"{SHARD} utterances"
+    ):
         shard = recordings[start : start + SHARD]
         path = folder / f"{_identity(shard)}.npy"
         if not path.is_file():

@@ -230,7 +230,7 @@ import sys
 import dcar
 from dcar.sources.shipped import shipped
 model = dcar.load("starter")
-spoken = model.generate("The tide came in.", "bm_george", policy=str(shipped("policy")), temperature=1.0)
+spoken = model.generate("The tide came in.", "bm_george", policy=str(shipped("policy-t1.0")), temperature=1.0)
 pieces = list(model.stream("The tide came in before we had packed the blankets."))
 assert len(pieces) > 1 and spoken.audio.size > 10000
 extras = "accelerate datasets trl peft jiwer pandas matplotlib librosa faster_whisper sklearn pydantic"

@@ -23,7 +23,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.config import load_config, setting
@@ -32,6 +31,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
 from dcar.process import claimed, own_device, run_command
+from dcar.progress import Progress
 from dcar.tokens.base import fitted
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer, states_of
@@ -214,7 +214,7 @@ class VocoderData:
         counts = pack["token_offsets"].diff().tolist()
         by_token = {name: pack[name].split(counts) for name in ("tokens", "states") if name in pack}
         rows: list[dict[str, Tensor]] = []
-        for row, count in enumerate(tqdm(counts, desc="unpack", unit="row")):
+        for row, count in enumerate(Progress(counts, desc="unpack", unit="row")):
             if count < MIN_SECONDS * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
@@ -375,7 +375,7 @@ def pack_training_data(
         )
     for split in present:
         chosen = evenly(load_prepared(prepared_dir, split), hours)
-        for row in tqdm(chosen, desc=f"pack {split}", unit="row"):
+        for row in Progress(chosen, desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]
             if utterance.id not in by_file:
@@ -423,7 +423,9 @@ def _with_states(
     DataError if these give other tokens than the row has; one in a hundred may differ, because
     batches and devices round differently."""
     waves = (_played(utterance, row.speed) for utterance, row in zip(sources, rows, strict=True))
-    computed = tqdm(states_of(waves, tokenizer.encoder), desc="states", unit="row", total=len(rows))
+    computed = Progress(
+        states_of(waves, tokenizer.encoder), desc="states", unit="row", total=len(rows)
+    )
     for utterance, row, (_, _, states) in zip(sources, rows, computed, strict=True):
         coordinates = tokenizer.coordinates(states)
         codes = tokenizer.nearest(coordinates)

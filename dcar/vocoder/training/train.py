@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from dcar.config import load_config
 from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
 from dcar.process import own_device, run_claimed
+from dcar.progress import Progress
 from dcar.storage import replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData, pack_digest
@@ -85,7 +85,7 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
         "hours": speech,
         "size": parameters,
     }
-    bar = tqdm(
+    bar = Progress(
         initial=trainer.step_index,
         total=config.max_steps if config.max_steps < 1_000_000 else None,
         unit="step",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcar.errors import CheckpointError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.methods import load_models, make_methods
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.load import load_decoder, load_decoder_config
@@ -19,13 +19,15 @@ def test_starter_is_what_ships():
     assert load_decoder_config("starter") == decoder.config
     assert load_decoder_config("starter", "far") == far.config
     assert text_encoder("starter") is text_to_ids
-    hot, cold = load_policy("starter"), load_policy("starter-t0.4")
+    hot, cold = load_policy("starter-t1.0"), load_policy("starter-t0.4")
     assert (
         hot.checksum()
-        == ChunkPolicy.from_pretrained(shipped("policy")).checksum()
+        == ChunkPolicy.from_pretrained(shipped("policy-t1.0")).checksum()
         != cold.checksum()
     )
     assert cold.checksum() == ChunkPolicy.from_pretrained(shipped("policy-t0.4")).checksum()
+    with pytest.raises(ConfigError, match="starter-t1.0 or starter-t0.4"):
+        load_policy("starter")
     # of policies alone; elsewhere it is a folder
     with pytest.raises(CheckpointError, match="starter-t0.4"):
         load_decoder("starter-t0.4")
@@ -38,13 +40,11 @@ def test_a_language_model_as_it_was_published_is_no_decoder(tmp_path):
 
 
 def test_a_comparison_of_the_starter_models():
-    models = load_models("starter", "starter", ["starter"])
+    models = load_models("starter", "starter", ["starter-t1.0"])
     far, dcar = make_methods(["far", "dcar"], models)
     assert (
         far.decoder.config.num_prediction_heads == 1
         and dcar.decoder.config.num_prediction_heads == 16
     )
-    assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == [
-        "starter",
-        "mine",
-    ]
+    several = ["starter-t1.0", f"mine={shipped('policy-t0.4')}"]
+    assert list(load_models("starter", "", several).policies) == ["starter-t1.0", "mine"]

@@ -537,6 +537,19 @@ def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path):
 # --- voices ---------------------------------------------------------------------------------------
 
 
+def test_a_policy_for_another_temperature_causes_one_note(caplog):
+    model = dcar.load()
+    assert not caplog.records
+    for _ in range(2):
+        model.using(policy="starter-t1.0", temperature=0.3)
+    model.using(temperature=1.1)
+    model.using(policy="starter-t1.0", temperature=1.0)
+    model.using(method="car-5", temperature=1.2)
+    hot, own = (record.getMessage() for record in caplog.records)
+    assert "starter-t1.0 was trained at temperature 1, but tokens are drawn at 0.3" in hot
+    assert "starter-t0.4 was trained at temperature 0.4, but tokens are drawn at 1.1" in own
+
+
 def test_shipped_voices_by_name(capsys):
     dcar_command(["speak", "--voices"])
     names = re.findall(r"^  ([ab][fm]_\w+) ", capsys.readouterr().out, re.M)

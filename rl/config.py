@@ -15,6 +15,7 @@ from dcar.config.load import plain
 from dcar.config.read import dump_yaml
 from dcar.config.resume import TAKE_EFFECT, settings_stamp
 from dcar.config.schema import BOOLEANS, seed_setting, settings_of
+from dcar.config.training import check_trackers
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
@@ -49,6 +50,12 @@ ACTING = frozenset(
 """Settings of GRPOConfig and TrainingArguments that act in DCPO. All others are refused unless they
 are at their defaults: the trainer loads its own batches, evaluates by decoding, and trains a small
 policy that needs no sharding."""
+
+METRICS = tuple(
+    f"eval_{name}{mode}"
+    for name in ("wer", "reward", "tokens_per_pass")
+    for mode in ("", "_sampled")
+)
 
 
 @dataclass
@@ -127,7 +134,9 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
         500, "Steps between checkpoints, with save_strategy=steps.", above=0
     )
     metric_for_best_model: str | None = setting(
-        "eval_wer", "Metric by which the best checkpoint is chosen: eval_wer, eval_reward, …"
+        "eval_wer",
+        "Metric by which the best checkpoint is chosen, of greedy or of sampled decisions.",
+        choices=METRICS,
     )
     seed: int = seed_setting(
         42, "Random seed for the policy's initialisation, data order and rollouts."
@@ -315,10 +324,11 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
             )
         if self.eval_strategy == "no":
             self.load_best_model_at_end = False  # no metric to choose it by
+        check_trackers(self.report_to)
         self.chunk_range = sorted(set(self.chunk_range))
         self.policy_sizes = sorted(set(self.policy_sizes))
         if self.greater_is_better is None:
-            self.greater_is_better = "reward" in (self.metric_for_best_model or "")
+            self.greater_is_better = not str(self.metric_for_best_model).startswith("eval_wer")
         optim = self.optim
         if optim == "natural":  # unknown to transformers
             self.optim = type(self).optim

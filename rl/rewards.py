@@ -476,6 +476,27 @@ def asks_recognizer(rewards: Sequence[str | Reward]) -> bool:
     return any(r in ASKS if isinstance(r, str) else "transcripts" in named_by(r) for r in rewards)
 
 
+def check_signature(reward: Reward) -> None:
+    """Raise ConfigError for a reward that is a coroutine, or does not take the columns that it is
+    not interested in."""
+    called = f"reward_funcs: {name_of(reward)}"
+    inside = unwrapped(reward)
+    if any(map(inspect.iscoroutinefunction, (inside, getattr(inside, "__call__", None)))):  # noqa: B004
+        raise ConfigError(
+            f"{called} is async: make it a plain function; what waits for a service can use "
+            "asyncio.run or threads inside"
+        )
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except (TypeError, ValueError):
+        return
+    if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        raise ConfigError(
+            f"{called} has no **columns: rewards receive prompts, completions and every column of "
+            "the data by name; write (completions, **columns)"
+        )
+
+
 def import_rewards(rewards: Sequence[str | Reward]) -> list[str | Reward]:
     """Return rewards in which dotted paths are replaced by the functions that they name;
     built-in names and functions stay. The working directory is searched, too. Raises ConfigError
@@ -494,5 +515,7 @@ def import_rewards(rewards: Sequence[str | Reward]) -> list[str | Reward]:
                 f"reward_funcs: {reward!r:.80} is not callable; give a function (completions, "
                 "**columns) -> list of numbers"
             )
+        if callable(reward):
+            check_signature(reward)
         imported_rewards.append(reward)
     return imported_rewards

@@ -133,6 +133,12 @@ class DCPOTrainer(ResilientTrainer):
         recognizer: Recognizer | None = None,
     ):
         args = DCPOConfig() if args is None else copy(args)  # some settings are filled in
+        if reward_funcs is None:
+            reward_funcs = args.reward_funcs
+        if isinstance(reward_funcs, str) or callable(reward_funcs):
+            reward_funcs = [reward_funcs]
+        named = import_rewards(reward_funcs)  # before anything is loaded
+        args.reward_funcs = [path_of(reward) for reward in named]
         decoder = required(args, "decoder") if decoder is None else decoder
         self.base = (
             load_decoder(decoder, args.device, dtype=args.dtype)
@@ -149,13 +155,7 @@ class DCPOTrainer(ResilientTrainer):
             args.vocoder,
             str(args.device),
         )
-        if reward_funcs is None:
-            reward_funcs = args.reward_funcs
-        if isinstance(reward_funcs, str) or callable(reward_funcs):
-            reward_funcs = [reward_funcs]
-        named = import_rewards(reward_funcs)
-        args.reward_funcs = [path_of(reward) for reward in named]
-        judges_by_wer = bool(evaluated) and args.metric_for_best_model == "eval_wer"
+        judges_by_wer = bool(evaluated) and str(args.metric_for_best_model).startswith("eval_wer")
         if recognizer is None and (asks_recognizer(named) or judges_by_wer):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
         self.recognizer = recognizer or UnusedRecognizer(args.recognizer)
@@ -581,7 +581,7 @@ class DCPOTrainer(ResilientTrainer):
         return self.evaluated(metrics)
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
-        by_wer = self.args.metric_for_best_model == "eval_wer"
+        by_wer = str(self.args.metric_for_best_model).startswith("eval_wer")
         transcribed = by_wer or needs_sound(self.reward_funcs)
         if transcribed:
             synthesise(records, self.vocoder)

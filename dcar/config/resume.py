@@ -30,6 +30,12 @@ NO_EFFECT = frozenset(
 compared, not their names. No other setting may change within a run."""
 
 
+START_AGAIN = (
+    "choose another out, or start again with resume_from_checkpoint=never (a vocoder: remove "
+    "checkpoint.pt)"
+)
+
+
 def settings_stamp(config: Any) -> dict[str, Any]:
     """Return the settings of a run as a checkpoint records them, by the keys that users write."""
     schema: Any = type(config)
@@ -38,6 +44,17 @@ def settings_stamp(config: Any) -> dict[str, Any]:
         for key, s in settings_of(schema).items()
         if not s.group
     }
+
+
+def check_data(where: str | Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the checkpoint `where` was trained on other data. before, now: as in
+    `changed_settings`."""
+    old, new = (run.get("data") or {} for run in (before, now))
+    if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:
+        raise CheckpointError(
+            f"{where}: trained on data other than those now in {new.get('path', 'place')} "
+            f"({', '.join(sorted(changed))} changed); {START_AGAIN}"
+        )
 
 
 def changed_settings(
@@ -51,20 +68,11 @@ def changed_settings(
     other data, fewer steps, a setting that cannot change within a run, and one that could take
     effect only in steps that are already done.
     """
-    start_again = (
-        "choose another out, or start again with resume_from_checkpoint=never (a vocoder: remove "
-        "checkpoint.pt)"
-    )
-    old, new = (run.get("data") or {} for run in (before, now))
-    if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:
-        raise CheckpointError(
-            f"{where}: trained on data other than those now in {new.get('path', 'place')} "
-            f"({', '.join(sorted(changed))} changed); {start_again}"
-        )
+    check_data(where, before, now)
     if step > steps:
         raise CheckpointError(
             f"{where}: has {step} steps, but max_steps of this run is {steps}; set max_steps to "
-            f"{step} or more, {start_again}"
+            f"{step} or more, {START_AGAIN}"
         )
     old, new = (run.get("settings") or {} for run in (before, now))
     differing = {
@@ -83,5 +91,5 @@ def changed_settings(
             f"{name}={differing[name][0]!r} (here {differing[name][1]!r})"
             for name in sorted(lasting)
         )
-        raise CheckpointError(f"{where}: trained with {differences}, {why}; {start_again}")
+        raise CheckpointError(f"{where}: trained with {differences}, {why}; {START_AGAIN}")
     return differing

@@ -7,6 +7,7 @@ help text and bounds are those declared here.
 from dataclasses import dataclass
 
 from dcar.config.schema import check, seed_setting, setting
+from dcar.errors import ConfigError
 
 
 @dataclass
@@ -33,6 +34,20 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def check_trackers(report_to: str | list[str] | None) -> None:
+    """Raise ConfigError for a tracker that transformers does not know."""
+    names = [report_to] if isinstance(report_to, str) else report_to or []
+    if set(names) <= {"none", "all"}:
+        return
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    if unknown := set(names) - {"none", "all", *INTEGRATION_TO_CALLBACK}:
+        raise ConfigError(
+            f"report_to: unknown {', '.join(sorted(unknown))}; choose from "
+            f"{', '.join(sorted(INTEGRATION_TO_CALLBACK))}"
+        )
 
 
 @dataclass
@@ -63,3 +78,7 @@ class TrainerSettings(TrainingSettings):
     ddp_timeout: int = setting(
         1800, "Seconds that processes wait for each other before they give up.", minimum=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_trackers(self.report_to)

@@ -36,7 +36,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from dcar.config.resume import changed_settings
+from dcar.config.resume import START_AGAIN, changed_settings, check_data
 from dcar.errors import CheckpointError, DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import GONE, INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
@@ -324,7 +324,9 @@ class ResilientTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 args.save_total_limit = keep
-            seal_checkpoint(folder, step=step, run=self.origin)
+            seal_checkpoint(
+                folder, step=step, steps_per_epoch=self.steps_per_epoch, run=self.origin
+            )
         if self.is_world_process_zero():
             remove_old(self.out, keep, [self.state.best_model_checkpoint])
         if self.stopping:
@@ -345,10 +347,19 @@ class ResilientTrainer(Trainer):
     def check_resume(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint has all steps of this run. Note for log and provenance the
         settings that take effect from this step on. Raises CheckpointError if the checkpoint was
-        trained on other data, or with settings that cannot change within a run."""
+        trained on other data, with settings that cannot change within a run, or with another number
+        of steps an epoch."""
         step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
-        steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
-        before = (read_manifest(checkpoint) or {}).get("run") or {}
+        manifest = read_manifest(checkpoint) or {}
+        before = manifest.get("run") or {}
+        check_data(checkpoint, before, self.origin)
+        _, now, *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        if (then := manifest.get("steps_per_epoch", now)) != now:
+            raise CheckpointError(
+                f"{checkpoint}: {then} steps an epoch then, {now} now, so that parts of the data "
+                "would be left out or repeated; keep the product of processes, "
+                f"{self.batch_setting} and gradient_accumulation_steps, {START_AGAIN}"
+            )
         self.jsonl.changed = changed_settings(checkpoint, before, self.origin, step, steps)
         resumed = list(before.get("resumed", []))
         if self.jsonl.changed:
@@ -407,6 +418,8 @@ class ResilientTrainer(Trainer):
         elif self.args.process_index:
             # each process draws its own dropout and noise; a resumed one restores its random state
             torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
+        sizes = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        self.steps_per_epoch = sizes[1]
         with self.requests.handled(), self.typed_errors():
             output = super().train(resume_from_checkpoint, *args, **kwargs)
             self.settle()

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from toy_training import (
     toy_config,
     toy_parts,
     toy_trainer,
+    typed,
 )
 from toy_world import ToyCTC, ToyRecognizer, ToyVocoder, faster
 from transformers import TrainerCallback
@@ -249,7 +251,7 @@ def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
 def test_run_logs_everything_and_writes_the_policy(tmp_path):
     config = load_config(
         DCPOConfig,
-        [f"out={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()), "num_iterations=2"],
+        [f"out={tmp_path}", *typed(TOY), "num_iterations=2"],
     )
     directory = run(config, **toy_parts(12, 5))
     lines = log_of(tmp_path)
@@ -341,6 +343,22 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
     assert [line["step"] for line in log_of(tmp_path, "loss")] == list(range(1, 13))
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"per_device_train_batch_size": 16}, {"gradient_accumulation_steps": 1}],
+    ids=str,
+)
+def test_another_number_of_steps_an_epoch_is_refused(tmp_path, changed):
+    """Half of an epoch would be left out, or come twice, and the KL weight would jump."""
+    settings = {**RESUMED, "num_train_epochs": 2}
+    toy_trainer(tmp_path, toy_parts(12, callbacks=[StopAt(2)]), **settings).train()
+    other = toy_trainer(tmp_path, toy_parts(12), **{**settings, **changed})
+    with pytest.raises(CheckpointError, match=r"checkpoint-2: 6 steps an epoch then, (4|12) now"):
+        other.train(resume_from_checkpoint=True)
+    same = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    toy_trainer(tmp_path, toy_parts(12), **{**settings, **same}).train(resume_from_checkpoint=True)
+
+
 def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
     with pytest.raises(CheckpointError, match="checkpoint-6: .*width=32"):
         toy_trainer(tmp_path, policy_width=16).train(
@@ -381,6 +399,8 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
         (["num_generation=4"], "'num_generation'.*'num_generations'"),
         (["num_generations=2.5"], "num_generations .*2.5"),
         (["epsilon_high=0.3"], "epsilon_high .*DCPO"),
+        (["metric_for_best_model=eval_rewards"], "metric_for_best_model .*eval_reward, "),
+        (["report_to=[wandbb]"], "report_to: unknown wandbb; .*wandb"),
         (["num_generations=5"], "per_device_train_batch_size .*num_generations 5"),
         (["use_vllm=true"], "use_vllm .*DCPO"),
         (["forced_rows=sometimes"], "forced_rows .*policy_ratio"),
@@ -393,6 +413,38 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
 def test_wrong_settings(tmp_path, setting, message):
     with pytest.raises(ConfigError, match=message):
         load_config(DCPOConfig, [f"out={tmp_path}", "use_cpu=true", *setting])
+
+
+async def waits(completions, **columns):
+    return [0.0] * len(completions)
+
+
+class Waits:
+    async def __call__(self, completions, **columns):
+        return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda completions: [0.0] * len(completions), r"lambda.* has no \*\*columns"),
+        (waits, "waits is async"),
+        (partial(waits, scale=2), "waits is async"),
+        (Waits(), "Waits is async"),
+    ],
+    ids=["no columns", "async", "partial", "async class"],
+)
+def test_a_reward_that_cannot_be_called_is_refused_before_anything_is_loaded(
+    tmp_path, reward, message
+):
+    with pytest.raises(ConfigError, match=message):
+        DCPOTrainer(None, reward, DCPOConfig(str(tmp_path), use_cpu=True), decoder="no such folder")
+
+
+def test_the_best_checkpoint_has_the_largest_metric_but_of_word_errors(tmp_path):
+    for name, greater in (("eval_wer_sampled", False), ("eval_tokens_per_pass", True)):
+        config = DCPOConfig(str(tmp_path), use_cpu=True, metric_for_best_model=name)
+        assert config.greater_is_better is greater
 
 
 def test_what_yaml_takes_for_false_stays_a_word(tmp_path):
@@ -507,9 +559,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     runs = []
     for name, (optimizer, _) in optimizers.items():
         settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
-        runs.append(
-            [*(f"{k}={json.dumps(v)}" for k, v in settings.items()), f"out={tmp_path / name}"]
-        )
+        runs.append([*typed(settings), f"out={tmp_path / name}"])
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"

@@ -1,5 +1,6 @@
 """Stage two in the toy world, in seconds."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,14 @@ TOY = dict(
     max_completion_length=300,
     save_total_limit=None,
 )
+
+
+def typed(settings: dict) -> list[str]:
+    """Return settings as they are typed in a terminal."""
+    names = {"max_completion_length": "max_tokens"}
+    return [f"{names.get(k, k)}={json.dumps(v)}" for k, v in settings.items()]
+
+
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
 NEVER = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
 

@@ -201,6 +201,18 @@ def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, 
     )
 
 
+def test_another_number_of_steps_an_epoch_is_refused(data, tmp_path):
+    """Parts of the data would be left out or repeated; the same number by another division of the
+    batch resumes."""
+    size = {"per_device_train_batch_size": 8, "save_steps": 1}
+    run(tiny_config(data, tmp_path, max_steps=2, **size))
+    halved = {**size, "per_device_train_batch_size": 4}
+    with pytest.raises(CheckpointError, match="checkpoint-2: 3 steps an epoch then, 5 now"):
+        run(tiny_config(data, tmp_path, max_steps=4, **halved))
+    run(tiny_config(data, tmp_path, max_steps=4, gradient_accumulation_steps=2, **halved))
+    assert log_of(tmp_path, "loss")[-1]["step"] == 4
+
+
 def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
     """Rate, schedule, decay and rhythm; log, config.yaml and provenance say what ran, and from
     which step on."""

@@ -34,6 +34,8 @@ INTERRUPTED = 130  # Ctrl-C: the status of a shell for SIGINT
 BROKEN_PIPE = 141  # the reader of the output has ended: the status of a shell for SIGPIPE
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Messages of gloo, NCCL and torch's stores for another process that has ended or does not answer.
+RESUMPTION = "; finished work is kept: run the same command again"
+_resumption = ""  # what the message of an interruption adds: RESUMPTION, or nothing
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|"
     r"timed? ?out|socket|"
@@ -127,8 +129,7 @@ def handling_signals(name: str) -> Iterator[None]:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGTERM:
-            message = f"{name}: SIGTERM; finished work is kept: run the same command again\n"
-            os.write(2, message.encode())
+            os.write(2, f"{name}: SIGTERM{_resumption}\n".encode())
         # repeat it in five seconds, because an exception in an object's __del__ is ignored
         signal.setitimer(signal.ITIMER_REAL, 5.0)
         # not an Exception, which the isolation of rewards and recognisers would catch
@@ -187,6 +188,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
     head -1`). Log messages are shown; characters that standard output cannot encode are shown as
     `?`.
     """
+    global _resumption
+    _resumption = ""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -205,10 +208,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return error.status if isinstance(error, StoppedError) else FAILED
     except KeyboardInterrupt:
-        print(
-            f"{name}: interrupted; finished work is kept: run the same command again",
-            file=sys.stderr,
-        )
+        print(f"{name}: interrupted{_resumption}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not _stdout_is_closed():
@@ -275,22 +275,27 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def run_claimed(run: Callable[[Any], T], config: Any) -> T:
-    """Return `run(config)`, while `config.out` is claimed."""
-    with claimed(config.out):
+def run_claimed(run: Callable[[Any], T], config: Any, resumes: bool = False) -> T:
+    """Return `run(config)`, while `config.out` is claimed; `resumes` as in `claimed`."""
+    with claimed(config.out, resumes):
         return run(config)
 
 
 @contextlib.contextmanager
-def claimed(out: str | Path) -> Iterator[None]:
+def claimed(out: str | Path, resumes: bool = False) -> Iterator[None]:
     """Claim a folder or file (none if `out` is empty) for writing within the block. Raises
     BusyError if another run holds it.
+
+    resumes: whether what was finished is kept if the block is interrupted, as the message then
+    says.
 
     The lock is on a hidden file next to `out`, which is removed at the end. The operating system
     releases the lock of a process that ends in any way, so the file of a killed run does not block
     others. Of the processes of a launch, the first one holds the lock for all. If the file system
     does not support locks, a warning names `out`, and nothing is held.
     """
+    global _resumption
+    _resumption = RESUMPTION * resumes
     if not out or int(os.environ.get("RANK", "0")):
         yield
         return

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,28 @@ def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str,
                 f"{file}:{number}: not {what}: {fault or f'a JSON {type(row).__name__}'}; {fix}"
             )
         yield f"{file}:{number}", row
+
+
+def append_lines(file: Path, rows: Iterable[Any]) -> None:
+    """Append values as JSON lines to a file, which need not exist."""
+    with writing(file), file.open("a", encoding="utf-8") as lines:
+        lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def finish_last_line(file: Path) -> None:
+    """End a file of JSON lines with a line break, without a last line that a killed process began
+    and did not complete."""
+    content = file.read_bytes() if file.exists() else b""
+    start = content.rfind(b"\n") + 1
+    if start == len(content):
+        return
+    try:
+        json.loads(content[start:])
+    except ValueError:
+        os.truncate(file, start)
+    else:
+        with writing(file), file.open("ab") as lines:
+            lines.write(b"\n")
 
 
 def digest_of(value: Any) -> str:

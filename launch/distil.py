@@ -410,7 +410,7 @@ CONFIG = DistilConfig
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"written to {run_claimed(run, load_config(CONFIG, arguments))}")
+    print(f"written to {run_claimed(run, load_config(CONFIG, arguments), resumes=True)}")
 
 
 if __name__ == "__main__":

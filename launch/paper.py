@@ -229,7 +229,7 @@ def run(config: PaperConfig, overrides: dict[str, list[str]]) -> None:
     check_overrides(stages, overrides)
     check_corpus(config)
     on_cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    with claimed(out / "jobs"):  # the stages write to folders next to it
+    with claimed(out / "jobs", resumes=True):  # the stages write to folders next to it
         save_config(config, out / "paper.yaml")
         run_pipeline([[stage] for stage in stages], out, on_cpu if config.device == "cpu" else {})
     print(f"\nThe table and the report: {stages[-1].output}/compare.txt, report.html")

@@ -245,7 +245,7 @@ def run(config: QuickstartConfig) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
     }
-    with claimed(out / "jobs"):  # not `out`: the last job claims that itself
+    with claimed(out / "jobs", resumes=True):  # not `out`: the last job claims that itself
         save_config(config, out / "quickstart.yaml")
         run_pipeline(pipeline(config), out, environment)
     write_json(out / "provenance.json", provenance(config=vars(config)))

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with meeting_others():  # loading the settings connects the processes
         config = load_config(CONFIG, arguments)
-    with claimed(config.output_dir):
+    with claimed(config.output_dir, resumes=True):
         run(config, **parts)
     PartialState().destroy_process_group()  # without it NCCL warns at exit
 

@@ -44,7 +44,7 @@ from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_r
 from dcar.prepare.shards import Contents, CorpusPart, Loaded, UtteranceJob
 from dcar.process import own_device, workers
 from dcar.progress import Progress
-from dcar.storage import digest_of, json_lines, write_text
+from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
 from dcar.text.readings import normalize_transcript
 from dcar.tracking import write_json
 
@@ -337,7 +337,7 @@ def with_transcripts(
     and their source says so.
 
     device: device of the recogniser. file: JSON lines with id, text, by and audio (size and time
-    of the recording), read first and written after all recordings were transcribed; "" = none. A
+    of the recording), read first, to which transcripts are appended as they are made; "" = none. A
     recording that changed since is transcribed again; otherwise its line may be corrected, and is
     used whichever recogniser made it. Recordings that cannot be read keep their empty text. Raises
     ConfigError if several processes would transcribe, DataError for a malformed file.
@@ -345,6 +345,8 @@ def with_transcripts(
     untold = [u for u in rows if not u.text.strip()]
     if not recognizer or not untold:
         return rows
+    if file:
+        finish_last_line(Path(file))
     transcripts = _read_transcripts(Path(file)) if file else {}
     missing = [
         u for u in untold if transcripts.get(u.id, {}).get("audio") != _audio_version(u.audio)
@@ -362,8 +364,12 @@ def with_transcripts(
                 len(changed),
                 shorten(", ".join(changed), 200),
             )
-        transcripts |= _transcribe(missing, recognizer, device)
-        if file:
+        for made in _transcribe(missing, recognizer, device):
+            transcripts |= {row["id"]: row for row in made}
+            if file:
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                append_lines(Path(file), made)
+        if file:  # one line each
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in transcripts.values()]
             write_text(file, "".join(lines))
     by = Counter(transcripts[u.id]["by"] for u in untold if u.id in transcripts)
@@ -376,22 +382,24 @@ def with_transcripts(
     return [_with_text(u, transcripts) for u in rows]
 
 
-def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, dict[str, str]]:
-    """Return the transcripts of readable recordings by id, made by the recogniser `name`."""
+def _transcribe(
+    rows: Sequence[Utterance], name: str, device: str
+) -> Iterator[list[dict[str, str]]]:
+    """Yield the transcripts of readable recordings in parts, made by the recogniser `name`."""
     from dcar.recognition.load import load_recognizer
 
     recognizer = load_recognizer(name, device)
-    transcripts: dict[str, dict[str, str]] = {}
     with Progress(desc="transcribe", total=len(rows), unit="utt") as bar:
         for start in range(0, len(rows), TRANSCRIBED_TOGETHER):
             batch = rows[start : start + TRANSCRIBED_TOGETHER]
             versions = {u.id: _audio_version(u.audio) for u in batch}
             waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
             texts = recognizer.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
-            for i, text in zip(waves, texts, strict=True):
-                transcripts[i] = {"id": i, "text": text.strip(), "by": name, "audio": versions[i]}
+            yield [
+                {"id": i, "text": text.strip(), "by": name, "audio": versions[i]}
+                for i, text in zip(waves, texts, strict=True)
+            ]
             bar.update(len(batch))
-    return transcripts
 
 
 def _with_text(u: Utterance, transcripts: Mapping[str, Mapping[str, str]]) -> Utterance:

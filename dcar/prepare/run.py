@@ -283,6 +283,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line of `dcar prepare` and print the report; return 1 if `validate=true`
     found bad rows, otherwise 0."""
     config = load_config(CONFIG, arguments)
-    report = run(config) if config.validate else run_claimed(run, config)
+    report = run(config) if config.validate else run_claimed(run, config, resumes=True)
     print(report.text())
     return report.exit_code

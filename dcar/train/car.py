@@ -317,4 +317,4 @@ CONFIG = TrainConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(CONFIG, arguments))
+    run_claimed(run, load_config(CONFIG, arguments), resumes=True)

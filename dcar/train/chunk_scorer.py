@@ -248,7 +248,7 @@ CONFIG = TrainChunkScorerConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(CONFIG, arguments))
+    run_claimed(run, load_config(CONFIG, arguments), resumes=True)
 
 
 if __name__ == "__main__":

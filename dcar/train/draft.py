@@ -89,7 +89,7 @@ CONFIG = TrainDraftConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(CONFIG, arguments))
+    run_claimed(run, load_config(CONFIG, arguments), resumes=True)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ from dcar.config import check, load_config, setting
 from dcar.config.commands import DeviceSettings
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
-from dcar.corpus.rows import READ, first_file
+from dcar.corpus.rows import READ, file_stamp, first_file
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.progress import Progress
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.storage import json_lines, write_text
+from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
@@ -85,6 +85,12 @@ class Item:
     text: str
     prompt: str
     fault: str = ""
+
+    @property
+    def version(self) -> list[str]:
+        """What its row depends on: paths, contents and text."""
+        prompt = [self.prompt, file_stamp(Path(self.prompt))] if self.prompt else []
+        return [str(self.audio), file_stamp(self.audio), self.text, *prompt]
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
@@ -203,7 +209,8 @@ def _audio_fault(file: str | Path) -> str:
 
 
 def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
-    """Return one row per file, then the summary. Raises DataError, ConfigError."""
+    """Return one row per file, then the summary. With `out`, rows are kept in `out`.part as they
+    are made, and those of an interrupted run are used again. Raises DataError, ConfigError."""
     items, recordings, encoder = items_of(config), PromptAudio([]), cache(SpeakerEncoder)
     compared = [spec for spec in config.scorers if spec.partition(":")[0] in SIMILARITIES]
     if compared and not any(item.prompt for item in items):
@@ -225,35 +232,68 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     recognizers = {name: load_recognizer(name, device) for name in config.recognizers}
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
+    measures = [NORMALIZER, *(r.name for r in recognizers.values()), *scorers]
+    keys = [digest_of([measures, *item.version]) for item in items]
+    part = part_of(config.out) if config.out else None
+    known = kept_rows(part) if part else {}
     # a bar where the lines go elsewhere
     with Progress(total=len(items), desc="score", unit="file", disable=sys.stdout.isatty()) as bar:
         for start in range(0, len(items), config.batch_size):
-            batch = items[start : start + config.batch_size]
-            sounds = [load_audio(item.audio) for item in batch]
+            here = range(start, min(start + config.batch_size, len(items)))
+            todo = [i for i in here if keys[i] not in known]
+            sounds = [load_audio(items[i].audio) for i in todo]
             transcripts = {
                 name: _transcripts(recognizer, sounds) for name, recognizer in recognizers.items()
             }
-            for i, (item, (wave, rate)) in enumerate(zip(batch, sounds, strict=True)):
-                row: dict[str, Any] = {
-                    "audio": str(item.audio),
-                    "text": item.text,
+            for place, (i, (wave, rate)) in enumerate(zip(todo, sounds, strict=True)):
+                known[keys[i]] = {
+                    "audio": str(items[i].audio),
+                    "text": items[i].text,
                     "seconds": len(wave) / rate,
+                    **said(place, transcripts),
+                    "scores": {
+                        name: s(
+                            wave,
+                            rate,
+                            voice_of(items[i].prompt) if s.kind == "similarity" else np.zeros(0),
+                        )
+                        for name, s in scorers.items()
+                    },
                 }
+            if part:
+                append_lines(part, [{"key": keys[i], "row": known[keys[i]]} for i in todo])
+            for i in here:
+                row = dict(known[keys[i]])
                 for name in recognizers:
-                    counted = word_errors(item.text, transcripts[name][i])
+                    counted = word_errors(items[i].text, row["transcripts"][name])
                     errors[name].append(counted)
-                    row.setdefault("transcripts", {})[name] = transcripts[name][i]
                     row.setdefault("wer", {})[name] = counted.rate
-                row["scores"] = {
-                    name: s(
-                        wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0)
-                    )
-                    for name, s in scorers.items()
-                }
+                row["scores"] = row.pop("scores")  # last
                 rows.append(row)
                 bar.update()
                 yield row
     yield {"summary": {**summary(rows, errors, list(scorers)), "left_out": left_out}}
+
+
+def said(place: int, transcripts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the transcripts of one file as an entry of its row, if there are any."""
+    if not transcripts:
+        return {}
+    return {"transcripts": {name: texts[place] for name, texts in transcripts.items()}}
+
+
+def part_of(out: str) -> Path:
+    """Return the file of rows that an interrupted run leaves."""
+    return Path(f"{out}.part")
+
+
+def kept_rows(part: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of an interrupted run by the digest of what they depend on."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    finish_last_line(part)
+    fix = "remove it to measure all files again"
+    lines = json_lines(part, "a measured row", fix) if part.exists() else ()
+    return {row["key"]: row["row"] for _, row in lines}
 
 
 def _transcripts(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
@@ -308,7 +348,7 @@ CONFIG = ScoreConfig
 
 def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(CONFIG, arguments)
-    with claimed(config.out):
+    with claimed(config.out, resumes=bool(config.out)):
         rows = []
         for row in run(config):
             rows.append(row)
@@ -317,4 +357,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_text(
                 config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             )
+            part_of(config.out).unlink()
     return FAILED if rows[-1]["summary"]["left_out"] else 0

@@ -407,7 +407,7 @@ def main(arguments: list[str] | None = None) -> None:
     for verbose in ("faster_whisper", "matplotlib"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
     config = load_config(CONFIG, arguments)
-    result = run_claimed(run, config)
+    result = run_claimed(run, config, resumes=True)
     state = PartialState()
     if state.is_main_process:
         print(f"\n{terminal_text(result, Path(config.out))}")

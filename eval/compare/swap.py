@@ -310,4 +310,4 @@ CONFIG = SwapConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run_claimed(run, load_config(CONFIG, arguments))))
+    print(table(run_claimed(run, load_config(CONFIG, arguments), resumes=True)))

@@ -257,7 +257,7 @@ CONFIG = TuneConfig
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(CONFIG, arguments)
-    search = run_claimed(tune, config)
+    search = run_claimed(tune, config, resumes=True)
     state = PartialState()
     if state.is_main_process:
         print(table(search))

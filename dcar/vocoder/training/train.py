@@ -136,4 +136,4 @@ CONFIG = TrainVocoderConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(CONFIG, arguments))
+    run_claimed(run, load_config(CONFIG, arguments), resumes=True)

@@ -8,6 +8,7 @@ import soundfile as sf
 from tiny_corpora import RATE, tone, toy_prepare, toy_settings
 
 from dcar.errors import ConfigError, DataError
+from dcar.prepare import chunks
 from dcar.prepare.prepared import load_prepared
 from dcar.recognition import load
 
@@ -84,3 +85,30 @@ def test_where_nothing_can_listen(folder):
     with pytest.raises(ConfigError, match="2 recordings"):
         settings = toy_settings(folder, folder / "p", corpus="folder", recognizer="any")
         toy_prepare(settings, process_index=0, num_processes=2)
+
+
+def test_an_interrupted_transcription_goes_on_where_it_was(folder, monkeypatch):
+    """A last line that was not completed is no fault, and its recording is transcribed again."""
+    (folder / "two.wav").unlink()
+    for number in range(5):
+        sf.write(folder / f"more{number}.wav", tone(1.2), RATE)
+    monkeypatch.setattr(chunks, "TRANSCRIBED_TOGETHER", 2)
+    transcribe = Listener.transcribe
+
+    def stops(self, waves, sample_rate):
+        if Listener.heard == 4:
+            raise KeyboardInterrupt
+        return transcribe(self, waves, sample_rate)
+
+    out = folder / "out" / "prepared"
+    monkeypatch.setattr(Listener, "transcribe", stops)
+    with pytest.raises(KeyboardInterrupt):
+        toy_prepare(toy_settings(folder, out, **TRAIN, recognizer="any"))
+    kept = out.with_name("prepared.transcripts.jsonl")
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 4
+    kept.write_text("\n".join([*lines[:3], lines[3][:20]]))
+    monkeypatch.setattr(Listener, "transcribe", transcribe)
+    toy_prepare(toy_settings(folder, out, **TRAIN, recognizer="any"))
+    assert Listener.heard == 4 + 3 and len(kept.read_text().splitlines()) == 6
+    assert len(load_prepared(out, "train")) == 7

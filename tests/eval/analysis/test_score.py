@@ -11,7 +11,9 @@ import soundfile as sf
 from tones import chirp
 
 from dcar.audio import save_audio
+from dcar.config import load_config
 from dcar.errors import ConfigError, DataError
+from dcar.process import INTERRUPTED, run_command
 from eval.analysis import score as module
 from eval.analysis.score import ScoreConfig, items_of, main, run
 
@@ -21,6 +23,7 @@ RATE = 24_000
 class Listener:
     """Hears "a red house" in what is long, and nothing else."""
 
+    name = "listener"
     asked: list[int] = []
 
     def transcribe(self, waves, sample_rate):
@@ -74,6 +77,47 @@ def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys
     assert together["scorers"][voice]["mean"] == pytest.approx(
         (a["scores"][voice] + b["scores"][voice]) / 2
     )
+
+
+def test_an_interrupted_run_goes_on_where_it_was(folder, tmp_path, monkeypatch, capsys):
+    """And measures again what has changed since."""
+    for number in range(4):
+        save_audio(folder / f"c{number}.wav", chirp(1.2, number), RATE)
+        (folder / f"c{number}.txt").write_text("A red house.")
+    arguments = [f"audio={folder}", "scorers=[]", "batch_size=2", f"out={tmp_path / 's.jsonl'}"]
+    whole = list(run(load_config(ScoreConfig, arguments[:-1])))
+    transcribe = Listener.transcribe
+
+    def stops(self, waves, sample_rate):
+        if sum(self.asked) >= 4:
+            raise KeyboardInterrupt
+        return transcribe(self, waves, sample_rate)
+
+    Listener.asked.clear()
+    monkeypatch.setattr(Listener, "transcribe", stops)
+    assert run_command("score", lambda: main(arguments)) == INTERRUPTED
+    assert "finished work is kept" in capsys.readouterr().err
+    assert not (tmp_path / "s.jsonl").exists()
+    with (tmp_path / "s.jsonl.part").open("a") as part:
+        part.write('{"key": "a line that was be')
+    save_audio(folder / "c0.wav", chirp(0.5, 9), RATE)
+    monkeypatch.setattr(Listener, "transcribe", transcribe)
+    Listener.asked.clear()
+    main(arguments)
+    assert sum(Listener.asked) == 3  # two that are missing, and the one that changed
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [r["audio"] for r in rows[:-1]] == [r["audio"] for r in whole[:-1]]
+    assert rows[0] == whole[0] and rows[2]["transcripts"] == {"moonshine": "a mouse"}
+    assert not (tmp_path / "s.jsonl.part").exists()
+
+
+def test_an_interruption_without_a_file_promises_nothing(folder, monkeypatch, capsys):
+    def stops(self, waves, sample_rate):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Listener, "transcribe", stops)
+    assert run_command("score", lambda: main([f"audio={folder}", "scorers=[]"])) == INTERRUPTED
+    assert capsys.readouterr().err.endswith("score: interrupted\n")
 
 
 def test_lists_and_single_files_and_ljspeech_folders(folder, tmp_path):

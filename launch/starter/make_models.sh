@@ -121,5 +121,8 @@ dcpo() {  # name, settings
     out="$out/dcpo_$1" "${@:2}"
   dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
 }
-dcpo policy
+dcpo policy_t1.0
 dcpo policy_t0.4 temperature=0.4 top_k=10 max_steps=10 data="$out/prepared_all"
+
+# The voices of `dcar speak`.
+python -m launch.starter.make_voices data="$out/prepared" out="$out/voices.safetensors"

@@ -14,7 +14,11 @@ from typing import TextIO
 from dcar.corpus.huggingface import ID_COLUMNS, SPEAKER_COLUMNS, TEXT_COLUMNS
 from dcar.corpus.libritts import SUBSETS
 from dcar.corpus.rows import (
+    ENDS,
+    LENGTH,
     READ,
+    STARTS,
+    AudioSegment,
     BadRow,
     Part,
     Problem,
@@ -30,6 +34,7 @@ from dcar.corpus.rows import (
     note_one_speaker,
     note_unused,
     row_of,
+    stretch_of,
 )
 from dcar.errors import DataError
 
@@ -138,13 +143,18 @@ def _recording(root: Path, texts: Mapping[str, Path], file: Path, source: str) -
         raise BadRow(
             f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name
         ) from error
-    return _utterance(name, text, folders[0] if folders else root.name, file, split, source)
+    return _utterance(name, text, folders[0] if folders else root.name, str(file), split, source)
 
 
 def _utterance(
-    name: str, text: str, speaker: str, file: Path, split: str | None, source: str
+    name: str,
+    text: str,
+    speaker: str,
+    audio: str | AudioSegment,
+    split: str | None,
+    source: str,
 ) -> Utterance:
-    return Utterance(name, " ".join(text.split()), speaker, str(file), split=split, source=source)
+    return Utterance(name, " ".join(text.split()), speaker, audio, split=split, source=source)
 
 
 def _is_table(file: Path) -> bool:
@@ -182,7 +192,8 @@ def _table(file: Path) -> Iterator[Row]:
                 f"line must be a header, and it contains {', '.join(header)[:100]}"
             )
 
-        used = {audio, text, speaker, own, split}
+        stretch = {header.index(n): n for n in (*STARTS, *ENDS, LENGTH) if n in header}
+        used = {audio, text, speaker, own, split, *stretch}
         note_unused(str(file), tuple(n for at, n in enumerate(header) if at not in used))
 
         def place(recording: str) -> Path:
@@ -214,7 +225,9 @@ def _table(file: Path) -> Iterator[Row]:
                 name or Path(recording).stem,
                 said,
                 who or file.parent.name,
-                place(recording),
+                stretch_of(
+                    str(place(recording)), {name: cells[at] for at, name in stretch.items()}
+                ),
                 canonical_split(of) if of else None,
                 source,
             )

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dcar.corpus.rows import (
+    ENDS,
+    LENGTH,
     READ,
+    STARTS,
     BadRow,
     Part,
     Problem,
@@ -27,6 +30,7 @@ from dcar.corpus.rows import (
     note_unused,
     require_strings,
     row_of,
+    stretch_of,
 )
 from dcar.errors import DataError
 from dcar.storage import text_lines
@@ -192,7 +196,8 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
         if isinstance(row.get(key), int) and not isinstance(row[key], bool):
             row[key] = str(row[key])
     require_strings(row, REQUIRED)
-    note_unused(str(file), tuple(key for key in row if key not in (*REQUIRED, *OPTIONAL)))
+    known = (*REQUIRED, *OPTIONAL, *STARTS, *ENDS, LENGTH)
+    note_unused(str(file), tuple(key for key in row if key not in known))
     for key in OPTIONAL:
         if row.get(key) is not None and not isinstance(row[key], str):
             raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
@@ -202,7 +207,7 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
         row["id"],
         row["text"],
         row["speaker"],
-        str(first_file([file.parent / row["audio"]])),
+        stretch_of(str(first_file([file.parent / row["audio"]])), row),
         split=split,
         prompt_audio=str(first_file([file.parent / prompt])) if prompt else None,
         prompt_text=row.get("prompt_text"),

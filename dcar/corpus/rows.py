@@ -73,6 +73,34 @@ class AudioSegment:
     channel: int = 0
 
 
+STARTS = ("offset", "start", "start_time", "begin_time")
+ENDS, LENGTH = ("end", "end_time"), "duration"
+"""Names under which manifests of NeMo, lhotse and others give a stretch of a longer recording, in
+seconds. A duration without a start is that of the file."""
+
+
+def stretch_of(path: str, row: Mapping[str, Any]) -> str | AudioSegment:
+    """Return the audio of a row of a manifest: the recording, or the stretch of it that the row
+    gives. Raises BadRow for a start without an end or a length, and for no numbers."""
+    names = (*STARTS, *ENDS, LENGTH)
+    given = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    if not given.keys() & set(STARTS):
+        return path
+    try:
+        seconds = {name: float(value) for name, value in given.items()}
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"the stretch of its recording is no number of seconds ({error})") from error
+    start = next(seconds[name] for name in STARTS if name in seconds)
+    ends = [seconds[name] for name in ENDS if name in seconds]
+    if LENGTH in seconds:
+        return AudioSegment(path, start, seconds[LENGTH])
+    if ends:
+        return AudioSegment(path, start, ends[0] - start)
+    raise BadRow(
+        f"{next(iter(given))} without duration or end: give the length of the stretch in seconds"
+    )
+
+
 @dataclass(frozen=True)
 class Utterance:
     """One sentence of speech. `audio`: path, encoded bytes, StoredAudio or AudioSegment; `duration`
@@ -196,14 +224,22 @@ class Part:
     costly: bool = False
 
 
+def below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, also those of linked folders; of a link to a folder above
+    it, none (`Path.rglob` of Python 3.11 and 3.12 follows no link)."""
+    for root, folders, files in os.walk(folder, followlinks=True):
+        here = Path(root)
+        above = {p.resolve() for p in (here, *here.parents)}
+        folders[:] = [name for name in folders if (here / name).resolve() not in above]
+        yield from (here / file for file in files)
+
+
 def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
     """Return the files of a folder (deep: also of its subfolders) with one of these suffixes, in
-    small letters or capitals, sorted. The files that macOS writes next to them (`._NAME`) are
-    skipped with a warning."""
+    small letters or capitals, sorted. Linked folders are followed. The files that macOS writes
+    next to them (`._NAME`) are skipped with a warning."""
     paths = [
-        p
-        for p in (folder.rglob("*") if deep else folder.iterdir())
-        if p.name.lower().endswith(endings)
+        p for p in (below(folder) if deep else folder.iterdir()) if p.name.lower().endswith(endings)
     ]
     files = sorted(p for p in paths if not is_companion(p) and p.is_file())
     warn_of_companions(folder, sum(map(is_companion, paths)))

@@ -17,13 +17,16 @@ from dcar.errors import AudioError, ConfigError
 from dcar.sources.shipped import shipped
 from dcar.tokens.base import input_rate
 from dcar.vocoder.base import Recorded
-from dcar.voices.features import speaker_features
+from dcar.voices.features import level_dbfs, speaker_features
 from dcar.voices.speech import FRAME_RATE, SpeechPart, find_speech, most_speech
 
 logger = logging.getLogger(__name__)
 
 MIN_PROMPT_SECONDS = 1.0
 MAX_PROMPT_SECONDS = 20  # longer prompts are not better
+SPEECH_DBFS, QUIET_DBFS = -24.0, -45.0
+"""Mean levels: of ordinary speech (the shipped corpus has -27 to -17), and below which a note
+names a prompt."""
 
 
 @dataclass
@@ -59,8 +62,12 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
         )
     samples = len(wave)
     wave = part.cut(wave, rate)
-    resampled = part.cut(resampled, ENCODER_SAMPLE_RATE)
-    tokens = tokenizer.encode([part.cut(encoded, encoded_rate)], encoded_rate)[0]
+    # tokens and embeddings depend on the level: quiet speech is raised to that of ordinary speech
+    level = level_dbfs(wave)
+    gain = max(1.0, 10 ** ((SPEECH_DBFS - level) / 20)) if np.any(wave) else 1.0
+    wave = gain * wave
+    resampled = gain * part.cut(resampled, ENCODER_SAMPLE_RATE)
+    tokens = tokenizer.encode([gain * part.cut(encoded, encoded_rate)], encoded_rate)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
     frames = (
         (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz)
@@ -80,6 +87,13 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
             first,
             min(part.end, first + prompt_tokens / tokenizer.rate_hz),
         )
+    if level < QUIET_DBFS:
+        logger.warning(
+            "note: voice %s is quiet (%.0f dB of full scale): noise and rounding are a larger part "
+            "of it than usual; a louder recording gives a better voice",
+            path,
+            level,
+        )
     try:  # at its own rate: a voice has higher frequencies than encoders read
         features = speaker_features(
             wave, rate, SpeakerEncoder().embed(resampled, ENCODER_SAMPLE_RATE)
@@ -89,13 +103,13 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     return Voice(
         tuple(int(t) for t in tokens[start : start + prompt_tokens]),
         features,
-        partial(_load, path, part),
+        partial(_load, path, part, gain),
     )
 
 
-def _load(path: str | Path, part: SpeechPart) -> Recorded:
+def _load(path: str | Path, part: SpeechPart, gain: float) -> Recorded:
     wave, rate = load_audio(path)
-    return part.cut(wave, rate), rate
+    return gain * part.cut(wave, rate), rate
 
 
 class ShippedVoices(NamedTuple):

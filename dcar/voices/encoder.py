@@ -15,11 +15,11 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 from dcar.sources.packages import resemblyzer_weights
 from dcar.tokens.base import check_waveform, full_float32
+from dcar.voices.features import LOUDNESS_DBFS
 from dcar.voices.speech import without_silence
 
 logger = logging.getLogger(__name__)
 
-LOUDNESS_DBFS = -30
 WINDOWS_HZ, LEAST_COVERAGE = 1.3, 0.75
 """Windows per second, and the share of the last one that must be audio: Resemblyzer's defaults."""
 MOST_WINDOWS = 256

@@ -23,6 +23,8 @@ EMBEDDING_DIM = 256
 SPEAKER_DIM = EMBEDDING_DIM + 2 + ENVELOPE_BANDS
 MIN_F0_HZ, MAX_F0_HZ = 60.0, 500.0
 MIN_VOICED_FRAMES = 10
+LOUDNESS_DBFS = -30.0
+"""Mean level to which quieter recordings are raised, by Resemblyzer's encoder too."""
 
 
 @cache
@@ -170,6 +172,21 @@ def with_embedding(embedding: np.ndarray, statistics: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(embedding, dtype=np.float32), statistics])
 
 
+def level_dbfs(wave: np.ndarray) -> float:
+    """Return the mean level of a waveform in dB of full scale; -inf for digital silence."""
+    power = float(np.square(wave, dtype=np.float64).mean())
+    return 10 * math.log10(power) if power else -math.inf
+
+
+def raised(wave: np.ndarray) -> np.ndarray:
+    """Return a waveform, raised to `LOUDNESS_DBFS` if it is quieter: what measures voices has
+    absolute thresholds, below which quiet speech would be silence."""
+    level = level_dbfs(wave)
+    if not -math.inf < level < LOUDNESS_DBFS:
+        return wave
+    return np.asarray(wave * 10 ** ((LOUDNESS_DBFS - level) / 20), dtype=np.float32)
+
+
 def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return pitch and spectral envelope of a voice, from a prompt [samples]: float32 [42].
 
@@ -179,11 +196,12 @@ def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     below: their absence from a prompt of 16 kHz does not mean that they are silent. Raises
     AudioError if the prompt has less than 0.1 s of voiced speech.
     """
-    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
+    wave = raised(resample(wave, sample_rate, SAMPLE_RATE))
+    signal = torch.from_numpy(np.ascontiguousarray(wave))
     log_f0, voiced = track_f0(signal)
     if int(voiced.sum()) < MIN_VOICED_FRAMES:
         raise AudioError(
-            f"prompt of {len(wave) / sample_rate:.1f} s: has only {int(voiced.sum()) * 10} ms of "
+            f"prompt of {len(wave) / SAMPLE_RATE:.1f} s: has only {int(voiced.sum()) * 10} ms of "
             "voiced speech; use a prompt with at least a second of clear speech"
         )
     statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)

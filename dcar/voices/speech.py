@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dcar.audio import resample
-from dcar.voices.features import FRAME_HOP, SAMPLE_RATE, track_f0
+from dcar.voices.features import FRAME_HOP, SAMPLE_RATE, raised, track_f0
 
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
 EDGE_SECONDS = 0.5
@@ -77,7 +77,8 @@ def speech_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 def voiced_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return True for each voiced frame of a recording [samples] that is no hum and at most 30 dB
     below the loudest one, bool [F] at 100 Hz."""
-    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
+    wave = raised(resample(wave, sample_rate, SAMPLE_RATE))
+    signal = torch.from_numpy(np.ascontiguousarray(wave))
     log_f0, voiced = _pitch(signal)
     frames = signal[: len(voiced) * FRAME_HOP].view(-1, FRAME_HOP)
     power = frames.square().mean(1).numpy()

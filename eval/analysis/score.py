@@ -7,9 +7,10 @@ prompt, quality.
 
 `audio` is one file, a folder (the text of `a/b.wav` is in `a/b.txt` or `a/b.normalized.txt`, or in
 `metadata.csv` as in LJSpeech), or a list: JSON lines with `audio`, `text` and, if it is not the
-same for all, `prompt_audio`, with paths relative to the list. Prints one JSON line per file, and a
-last one with `summary`: corpus WER with its 95 % interval by recogniser, the mean of every scorer
-and the number scored.
+same for all, `prompt_audio`, with paths relative to the list; `offset` and `duration` (or `start`
+and `end`) in seconds select a stretch of a file, as in manifests of NeMo. Prints one JSON line per
+file, and a last one with `summary`: corpus WER with its 95 % interval by recogniser, the mean of
+every scorer and the number scored.
 
 All files and texts are checked before models are loaded. Those that cannot be measured (silent or
 damaged audio, a text without words) are skipped, named in the log and in the summary's `left_out`,
@@ -28,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import load_audio
+from dcar.audio import load_audio, load_segment
 from dcar.config import check, load_config, setting
 from dcar.config.commands import DeviceSettings
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
-from dcar.corpus.rows import READ, file_stamp, first_file
+from dcar.corpus.rows import READ, BadRow, file_stamp, first_file, stretch_of
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.progress import Progress
@@ -79,18 +80,26 @@ class ScoreConfig(DeviceSettings):
 
 @dataclass(frozen=True)
 class Item:
-    """File to measure; text and prompt may be empty. `fault`: why its text cannot be read."""
+    """File to measure, or a stretch of it; text and prompt may be empty. `fault`: why its text
+    cannot be read."""
 
     audio: Path
     text: str
     prompt: str
     fault: str = ""
+    stretch: tuple[float, float] | None = None  # start and duration in seconds
+
+    def load(self) -> tuple[np.ndarray, int]:
+        """Return waveform and rate. Raises AudioError."""
+        if self.stretch is None:
+            return load_audio(self.audio)
+        return load_segment(self.audio, *self.stretch)
 
     @property
-    def version(self) -> list[str]:
+    def version(self) -> list[Any]:
         """What its row depends on: paths, contents and text."""
         prompt = [self.prompt, file_stamp(Path(self.prompt))] if self.prompt else []
-        return [str(self.audio), file_stamp(self.audio), self.text, *prompt]
+        return [str(self.audio), file_stamp(self.audio), self.stretch, self.text, *prompt]
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
@@ -138,11 +147,15 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
             audio, text, prompt = row["audio"], row.get("text") or "", row.get("prompt_audio")
             if not isinstance(text, str):
                 raise TypeError(f"the text is {text!r}")
+            part = stretch_of("", row)
             yield Item(
                 first_file([file.parent / audio]),
                 text,
                 str(first_file([file.parent / prompt])) if prompt else config.prompt,
+                stretch=None if isinstance(part, str) else (part.start, part.duration),
             )
+        except BadRow as error:
+            raise DataError(f"{where}: {error}") from error
         except (KeyError, TypeError) as error:
             raise DataError(
                 f"{where}: not an object with audio and text ({type(error).__name__}: {error})"
@@ -162,10 +175,10 @@ def measurable(
     sound, left_out = [], []
     for item in items:
         fault = item.fault or _text_fault(item.text) if words else ""
-        fault = fault or _audio_fault(item.audio)
+        fault = fault or _audio_fault(item)
         if voices and not fault:
             fault = (
-                prompt_fault(item.prompt)
+                prompt_fault(Item(Path(item.prompt), "", ""))
                 if item.prompt
                 else "give prompt=RECORDING, or prompt_audio in the list"
             )
@@ -198,13 +211,13 @@ def _text_fault(text: str) -> str:
     return ""
 
 
-def _audio_fault(file: str | Path) -> str:
+def _audio_fault(item: Item) -> str:
     try:
-        wave, rate = load_audio(file)
+        wave, rate = item.load()
     except AudioError as error:
         return str(error)
     if len(wave) < MIN_SECONDS * rate:
-        return f"{file}: lasts {len(wave) / rate:.3f} s; give at least {MIN_SECONDS} s"
+        return f"{item.audio}: lasts {len(wave) / rate:.3f} s; give at least {MIN_SECONDS} s"
     return ""
 
 
@@ -241,13 +254,14 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
         for start in range(0, len(items), config.batch_size):
             here = range(start, min(start + config.batch_size, len(items)))
             todo = [i for i in here if keys[i] not in known]
-            sounds = [load_audio(items[i].audio) for i in todo]
+            sounds = [items[i].load() for i in todo]
             transcripts = {
                 name: _transcripts(recognizer, sounds) for name, recognizer in recognizers.items()
             }
             for place, (i, (wave, rate)) in enumerate(zip(todo, sounds, strict=True)):
                 known[keys[i]] = {
                     "audio": str(items[i].audio),
+                    **stretch_entry(items[i]),
                     "text": items[i].text,
                     "seconds": len(wave) / rate,
                     **said(place, transcripts),
@@ -273,6 +287,11 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                 bar.update()
                 yield row
     yield {"summary": {**summary(rows, errors, list(scorers)), "left_out": left_out}}
+
+
+def stretch_entry(item: Item) -> dict[str, float]:
+    """Return the entry of a stretch in its row; nothing for a whole file."""
+    return dict(zip(("offset", "duration"), item.stretch or (), strict=False))
 
 
 def said(place: int, transcripts: Mapping[str, Sequence[str]]) -> dict[str, Any]:

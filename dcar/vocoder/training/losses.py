@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.tokens.whisper_states import whisper_base_states
-from dcar.voices.encoder import LOUDNESS_DBFS, SpeakerEncoder
-from dcar.voices.features import SAMPLE_RATE
+from dcar.voices.encoder import SpeakerEncoder
+from dcar.voices.features import LOUDNESS_DBFS, SAMPLE_RATE
 
 _LOUDNESS = 10 ** (LOUDNESS_DBFS / 20)  # root mean square to which Resemblyzer amplifies speech
 

@@ -10,6 +10,7 @@ from tiny_corpora import tone
 
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.corpus.rows import Problem, Utterance
+from dcar.errors import DataError
 from eval.analysis.score import ScoreConfig, items_of
 
 KINDS = (
@@ -204,3 +205,55 @@ def test_bad_rows_and_tables(folder):
     ]
     assert "quotes" in problems[0].message
     assert "gone.wav" in validate_corpus(rows, 0.3, 20)[0].message
+
+
+def test_linked_folders_are_read_and_loops_are_not(folder, tmp_path):
+    """`Path.rglob` before Python 3.13 follows no link, and half of a corpus was left out."""
+    outside = tmp_path / "other disk"
+    (folder / "bob").rename(outside)
+    (folder / "bob").symlink_to(outside)
+    (outside / "back").symlink_to(folder)
+    (folder / "anna" / "here").symlink_to(".")
+    rows, problems = read_corpus("folder", folder)
+    assert not problems
+    assert {u.id for u in rows} == {"anna-one", "anna-two", "bob-one", "bob-two", "three"}
+    assert len(items_of(ScoreConfig(audio=str(folder)))) == 5
+
+
+STRETCHES = [
+    ({"offset": 1.0, "duration": 0.5}, (1.0, 0.5)),  # NeMo, lhotse
+    ({"start": 0.25, "end": 1.25}, (0.25, 1.0)),
+    ({"begin_time": "0.5", "end_time": "1.5"}, (0.5, 1.0)),
+    ({"duration": 2.0}, (0.0, 2.0)),  # that of the file
+]
+
+
+@pytest.mark.parametrize(("columns", "stretch"), STRETCHES, ids=str)
+def test_a_stretch_of_a_recording_is_its_audio(tmp_path, columns, stretch):
+    """Whole files were read for every row, and the columns named as not used."""
+    rate = 16_000
+    wave = np.linspace(-0.5, 0.5, 2 * rate, dtype=np.float32)
+    sf.write(tmp_path / "long.wav", wave, rate, subtype="FLOAT")
+    row = {"id": "a", "audio": "long.wav", "text": "Some words.", "speaker": "s", **columns}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
+    names = [name for name in row if name != "speaker"]
+    lines = ["|".join(names), "|".join(str(row[name]) for name in names)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    start, length = (round(seconds * rate) for seconds in stretch)
+    for kind, path in (("jsonl", "m.jsonl"), ("folder", "table.csv")):
+        [utterance], problems = read_corpus(kind, tmp_path / path)
+        assert not problems and utterance.seconds() == stretch[1]
+        assert np.array_equal(utterance.load()[0], wave[start : start + length])
+    [item] = items_of(ScoreConfig(audio=str(tmp_path / "m.jsonl")))
+    assert np.array_equal(item.load()[0], wave[start : start + length])
+
+
+@pytest.mark.parametrize("columns", [{"offset": 1.0}, {"start": "late", "end": 2}])
+def test_a_stretch_without_a_length_is_a_bad_row(tmp_path, columns):
+    sf.write(tmp_path / "long.wav", tone(2.0), 16_000)
+    row = {"id": "a", "audio": "long.wav", "text": "Some words.", "speaker": "s", **columns}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
+    rows, [problem] = read_corpus("jsonl", tmp_path / "m.jsonl")
+    assert not rows and problem.source.endswith("m.jsonl:1") and "seconds" in problem.message
+    with pytest.raises(DataError, match="m.jsonl:1: .*seconds"):
+        items_of(ScoreConfig(audio=str(tmp_path / "m.jsonl")))

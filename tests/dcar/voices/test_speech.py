@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import soundfile as sf
 from tones import noise
 
 from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import ASSETS
+from dcar.speak.voice import read_voice
+from dcar.tokens.load import load_tokenizer
 from dcar.voices.speech import EDGE_SECONDS, find_speech, speech_frames, windows
 
 RATE = 24_000
@@ -34,6 +37,26 @@ def test_a_hum_is_no_speech(speaker, pitches):
     assert found.start == pytest.approx(6 + part.start, abs=EDGE_SECONDS + 0.2)
     assert found.end == pytest.approx(6 + part.end, abs=EDGE_SECONDS + 0.2)
     assert not speech_frames(hum(3, *pitches), RATE).any()
+
+
+@pytest.mark.parametrize("speaker", ["af_sarah_0024", "am_puck_0216"])
+@pytest.mark.parametrize("peak", [-37, -63])
+def test_the_level_of_a_prompt_does_not_change_its_voice(speaker, peak, caplog, tmp_path):
+    """Of 16 bits, as recorders write them. At −63 dB a man's voice was measured an octave off."""
+    wave = recording(speaker)
+    quiet = wave / np.abs(wave).max() * 10 ** (peak / 20)
+    for name, samples in (("ordinary", wave), ("quiet", quiet)):
+        sf.write(tmp_path / f"{name}.wav", samples, RATE)
+    tokenizer = load_tokenizer("starter")
+    voices = [read_voice(tmp_path / f"{name}.wav", tokenizer) for name in ("ordinary", "quiet")]
+    whole, same = (voice.features for voice in voices)
+    # what is lost at -63 dB are the 16 bits
+    assert float(whole[:256] @ same[:256]) > (0.97 if peak == -37 else 0.7)
+    equal = np.mean(np.array(voices[0].tokens) == np.array(voices[1].tokens))
+    assert equal > 0.9 or peak == -63
+    assert abs(whole[256] - same[256]) < 0.03  # log F0
+    notes = [r.getMessage() for r in caplog.records if "is quiet" in r.getMessage()]
+    assert len(notes) == 1 and "quiet.wav" in notes[0]
 
 
 def test_windows_end_in_pauses_and_have_no_long_silence():

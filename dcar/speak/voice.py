@@ -63,7 +63,8 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     samples = len(wave)
     wave = part.cut(wave, rate)
     # tokens and embeddings depend on the level: quiet speech is raised to that of ordinary speech
-    level = level_dbfs(wave)
+    at = (np.arange(len(wave)) * FRAME_RATE // rate).clip(max=len(part.speech) - 1)
+    level = level_dbfs(wave[part.speech[at]] if part.speech.any() else wave)
     gain = max(1.0, 10 ** ((SPEECH_DBFS - level) / 20)) if np.any(wave) else 1.0
     wave = gain * wave
     resampled = gain * part.cut(resampled, ENCODER_SAMPLE_RATE)

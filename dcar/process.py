@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from dcar.config.load import program
 from dcar.errors import BusyError, ConfigError, DCARError, ProcessError, StoppedError
+from dcar.storage import FULL, writing
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ def run_claimed(run: Callable[[Any], T], config: Any, resumes: bool = False) -> 
 @contextlib.contextmanager
 def claimed(out: str | Path, resumes: bool = False) -> Iterator[None]:
     """Claim a folder or file (none if `out` is empty) for writing within the block. Raises
-    BusyError if another run holds it.
+    BusyError if another run holds it, StorageError if a disk is full.
 
     resumes: whether what was finished is kept if the block is interrupted, as the message then
     says.
@@ -296,6 +297,12 @@ def claimed(out: str | Path, resumes: bool = False) -> Iterator[None]:
     """
     global _resumption
     _resumption = RESUMPTION * resumes
+    with writing(out, codes=FULL), _locked_out(out):
+        yield
+
+
+@contextlib.contextmanager
+def _locked_out(out: str | Path) -> Iterator[None]:
     if not out or int(os.environ.get("RANK", "0")):
         yield
         return

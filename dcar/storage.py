@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from dcar.errors import DataError, StorageError
 
 MANIFEST = "manifest.json"
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+REFUSED = FULL | {errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 # Messages of torch and safetensors, which have their own streams, for a failed write.
 STREAMS = (
     "No space left",
@@ -40,35 +41,37 @@ def gigabytes(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-def is_write_failure(error: BaseException) -> bool:
-    """Return whether an error (or its cause) means that a file could not be written."""
-    if isinstance(error, OSError) and error.errno in FULL:
+def is_write_failure(error: BaseException, codes: Set[int] = REFUSED) -> bool:
+    """Return whether an error (or its cause) means that a file could not be written; codes: the
+    `errno` of such errors."""
+    if isinstance(error, OSError) and error.errno in codes:
         return True
     if isinstance(error, (OSError, RuntimeError, SafetensorError)) and any(
         text in str(error) for text in STREAMS
     ):
         return True
     cause = error.__cause__ or error.__context__
-    return cause is not None and cause is not error and is_write_failure(cause)
+    return cause is not None and cause is not error and is_write_failure(cause, codes)
 
 
 @contextlib.contextmanager
-def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
+def writing(what: str | Path, needed: int = 0, codes: Set[int] = REFUSED) -> Iterator[None]:
     """Raise StorageError if a write inside the block fails: what could not be written, how many
-    bytes are free and, if known, how many it takes. Other errors pass."""
+    bytes are free and, if known, how many it takes. Other errors pass. codes: as for
+    `is_write_failure`."""
     try:
         yield
     except StorageError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not is_write_failure(error):
+        if not is_write_failure(error, codes):
             raise
         folder = next((p for p in (Path(what), *Path(what).parents) if p.is_dir()), Path("."))
         room = f"{gigabytes(shutil.disk_usage(folder).free)} are free in {folder}"
         takes = f", about {gigabytes(needed)} are needed" if needed else ""
         raise StorageError(
             f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Free "
-            "some space and run the same command: it resumes from what was finished"
+            "some space and run the same command again"
         ) from error
 
 

@@ -1,10 +1,12 @@
 """Devices, threads and work ahead of the models."""
 
+import errno
+
 import pytest
 import torch
 
-from dcar.errors import ConfigError
-from dcar.process import cores, own_device, worker_pool, workers
+from dcar.errors import ConfigError, StorageError
+from dcar.process import claimed, cores, own_device, worker_pool, workers
 
 
 def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
@@ -52,3 +54,11 @@ def test_workers_compute_with_one_thread_and_leave_the_others_theirs():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_full_disk_is_said_by_every_command_that_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=r"out: .*No space left.* are free"), claimed("out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(PermissionError), claimed(tmp_path / "out"):  # not of a file to be read
+        raise PermissionError(errno.EACCES, "Permission denied", "secret.wav")

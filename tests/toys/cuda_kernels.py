@@ -507,7 +507,7 @@ def groups_of(ids: int, largest: int, mode: FakeTensorMode) -> Any:
     members = torch.arange(count)[:, None] * largest // 2 + torch.arange(largest)
     starts = torch.arange(count + 1) * largest
     by_id = torch.arange(ids + 1) * count * largest // ids
-    here = TokenGroups(starts, members.flatten().int() % ids, by_id, members.flatten().int(), 0, "")
+    here = TokenGroups(starts, members.flatten().int() % ids, by_id, members.flatten().int())
     there = object.__new__(TokenGroups)
     with mode:
         for name, value in vars(here).items():

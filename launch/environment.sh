@@ -27,13 +27,15 @@ if ! installed "$extras" && ! installed dev; then
     # first and alone: then no other package pulls in another build
     "none ")
       if ! nvidia-smi -L >/dev/null 2>&1; then
-        # PyPI's torch for Linux is a CUDA build; a version +cpu goes before the same one without
+        # PyPI's torch for Linux is a CUDA build; the CPU build is a version +cpu, of pip's own places or of PyTorch's index
+        cpu_build() { "${install[@]}" --dry-run --no-deps --retries 1 --timeout 15 --report - "$@" 2>/dev/null | grep '+cpu' >/dev/null; }
         index=(--extra-index-url "${DCAR_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}")
-        found=$("${install[@]}" --dry-run --no-deps --retries 1 --timeout 15 --report - "${index[@]}" "$wanted" 2>/dev/null || true)
-        case "$(uname -s) $found" in
-          *+cpu*|Darwin*) ;;
-          *) echo "PyTorch's index of CPU builds is out of reach: what pip finds may be a CUDA build, 3.4 GB larger"; index=() ;;
-        esac
+        if [ "$(uname -s)" = Darwin ] || cpu_build "$wanted"; then
+          index=()
+        elif ! cpu_build "${index[@]}" "$wanted"; then
+          index=()
+          echo "PyTorch's index of CPU builds is out of reach: what pip finds may be a CUDA build, 3.4 GB larger"
+        fi
       fi
       "${install[@]}" ${index[@]+"${index[@]}"} "$wanted" ;;
     none*) echo "$venv does not see the torch of $python; set DCAR_VENV to the environment of that torch" >&2; exit 1 ;;

@@ -22,7 +22,7 @@ case "$*" in
   "-m venv "*) for folder; do true; done
     mkdir -p "$folder/bin"
     cp "$FAKES/bin/python3.11" "$folder/bin/python"
-    printf '#!/bin/bash\necho "pip $*" >> "$FAKES/log"; case "$*" in *--report*) cat "$FAKES/report" ;; esac\n' > "$folder/bin/pip"
+    printf '#!/bin/bash\necho "pip $*" >> "$FAKES/log"; case "$*" in *--extra-index-url*--report*|*--report*--extra-index-url*) cat "$FAKES/index" ;; *--report*) cat "$FAKES/report" ;; esac\n' > "$folder/bin/pip"
     chmod +x "$folder/bin/pip"
     touch "$folder/bin/activate" ;;
 esac
@@ -38,7 +38,9 @@ def fakes(tmp_path) -> Path:
     for name in ("python3.11", "python3.12"):
         (tmp_path / "bin" / name).write_text(PYTHON)
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "report").write_text('{"version": "2.13.0+cpu"}')
+    # what pip would install, and what it would with PyTorch's index
+    (tmp_path / "report").write_text('{"version": "2.13.0"}')
+    (tmp_path / "index").write_text('{"version": "2.13.0+cpu"}')
     return tmp_path
 
 
@@ -90,8 +92,15 @@ def test_another_index_of_cpu_builds(fakes):
     assert installs(calls)[0] == CPU.replace("download.pytorch.org/whl", "mirror.example")
 
 
+def test_a_cpu_build_that_pip_finds_needs_no_index(fakes):
+    """Of a folder of wheels, or a company's index: PyTorch's may be out of reach, at every try."""
+    (fakes / "report").write_text('{"version": "2.13.0+cpu"}')
+    message, calls = source(fakes)
+    assert installs(calls)[0] == "torch>=2.13,<2.14" and "CUDA" not in message
+
+
 def test_what_pip_finds_is_taken_where_the_index_is_out_of_reach(fakes):
-    (fakes / "report").write_text('{"version": "2.13.0"}')
+    (fakes / "index").write_text("")
     message, calls = source(fakes)
     assert "3.4 GB larger" in message
     assert installs(calls) == ["torch>=2.13,<2.14", f"{CONSTRAINED}[all]", MODELS]

@@ -27,8 +27,9 @@ if ! installed "$extras" && ! installed dev; then
     # first and alone: then no other package pulls in another build
     "none ")
       if ! nvidia-smi -L >/dev/null 2>&1; then
-        # PyPI's torch for Linux is a CUDA build; the CPU build is a version +cpu, of pip's own places or of PyTorch's index
-        cpu_build() { "${install[@]}" --dry-run --no-deps --retries 1 --timeout 15 --report - "$@" 2>/dev/null | grep '+cpu' >/dev/null; }
+        # PyPI's torch for Linux is a CUDA build; the CPU build, of a place that pip knows or of PyTorch's index, is +cpu
+        ask=("${install[@]}" --dry-run --no-deps --retries 1 --timeout 15 --report -)
+        cpu_build() { "${ask[@]}" "$@" 2>/dev/null | grep '+cpu' >/dev/null; }
         index=(--extra-index-url "${DCAR_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}")
         if [ "$(uname -s)" = Darwin ] || cpu_build "$wanted"; then
           index=()

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         if importlib.util.find_spec(mark.args[0]) is None:
             pytest.skip(f"no {mark.args[0]} (pip install -e '.[dev]')")
+        if mark.args[0] == "nemo" and sys.version_info < (3, 11, 4):
+            pytest.skip("NeMo needs Python 3.11.4")
 
 
 def pytest_collection_finish() -> None:

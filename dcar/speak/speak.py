@@ -149,7 +149,7 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)
     results: list[DecodeResult] = []
-    samples = 0
+    samples, gone = 0, None
     with (
         audio_writer(out, speaker.vocoder.sample_rate)
         if out
@@ -162,18 +162,25 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         ) as bar,
     ):
         for piece in pieces:
-            if options.stream:
+            if options.stream and gone is None:
                 if not samples and len(piece.samples):
                     print(
                         f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr
                     )
-                sys.stdout.buffer.write((piece.samples * 32767).astype("<i2").tobytes())
-                sys.stdout.buffer.flush()
+                try:
+                    sys.stdout.buffer.write((piece.samples * 32767).astype("<i2").tobytes())
+                    sys.stdout.buffer.flush()
+                except BrokenPipeError as error:
+                    gone = error  # the player has ended; a file is completed
+                    if not out:
+                        break
             write(piece.samples)
             samples += len(piece.samples)
             if piece.result is not None:
                 results.append(piece.result)
                 bar.update()
+    if gone is not None:
+        raise gone
     seconds, spoken = time.perf_counter() - started, samples / speaker.vocoder.sample_rate
     if len(parts) <= SHOWN:
         print(timeline_of([p.text for p in parts], results, speaker.tokenizer.rate_hz), file=notes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile as sf
 from tiny_corpora import tone, write_manifest
 
 from dcar import doctor
@@ -124,6 +125,21 @@ def test_a_reader_that_goes_ends_a_command_without_a_word(arguments, buffered, t
         assert done.returncode == 2 and "unknown command" in done.stderr
     else:
         assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_player_that_ends_leaves_a_whole_file(tmp_path):
+    """`dcar speak … --stream -o out.wav | head -c 1000`, which is no full disk."""
+    command = (
+        "dcar.cli speak 'The tide came in. It went out again.' --stream -o out.wav | head -c 9"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m {command}; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+    )
+    assert done.returncode == 141 and b"could not be written" not in done.stderr
+    assert sf.info(tmp_path / "out.wav").duration > 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dcar.decoding.readers import reader_of
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.step import Method
 from dcar.decoding.storage import CacheStorage
+from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 
@@ -89,10 +90,13 @@ def decode(
             policy can be trained.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
-    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been
-    decoded then. Raises DistributionError if the model returns no distribution for some token; its
-    `finished` are the utterances that were complete.
+    Raises ConfigError for a batch or group of nobody, TextError or DataError if a prompt cannot be
+    decoded by this model; nothing has been decoded then. Raises DistributionError if the model
+    returns no distribution for some token; its `finished` are the utterances that were complete.
     """
+    for name, number in (("batch_size", batch_size), ("group_size", group_size)):
+        if number < 1:
+            raise ConfigError(f"{name}={number} must be at least 1")
     if not prompts:
         return []
     rows = min(batch_size, len(prompts)) * group_size

@@ -11,6 +11,7 @@ from tiny_methods import every_method
 from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding import pool as module
 from dcar.decoding.pool import engine_pool
+from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.9, max_tokens=12, max_tokens_per_text_unit=4)
@@ -104,3 +105,9 @@ def test_on_a_cpu_only_buffers_that_save_time_are_kept(rows, count):
     several = decode(model, PROMPTS, FixedChunk(2), SAMPLING, batch_size=rows)
     assert tokens(several) == tokens(Engine(model, FixedChunk(2), SAMPLING, 3).decode(PROMPTS))
     assert len(engine_pool(model).engines) == count
+
+
+@pytest.mark.parametrize("size", ["batch_size", "group_size"])
+def test_a_batch_of_nobody_is_refused(size):
+    with pytest.raises(ConfigError, match=f"{size}=0 must be at least 1"):
+        decode(tiny_decoder(), PROMPTS, FixedChunk(2), SAMPLING, **{size: 0})

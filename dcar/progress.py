@@ -17,7 +17,7 @@ class Progress(tqdm):
     def __init__(self, *args: Any, **options: Any) -> None:
         stream = options.get("file") or sys.stderr
         self.lines = not stream.isatty()
-        self._last, self._said = time.monotonic(), False
+        self._last, self._said = time.monotonic(), -1.0  # when and what the last line said
         if self.lines:
             options |= {"mininterval": SECONDS, "miniters": 1, "bar_format": LINE}
         super().__init__(*args, **options)
@@ -41,9 +41,9 @@ class Progress(tqdm):
             return
         self.disable: bool = True
         self._decr_instances(self)
-        if self._said:
+        if -1 < self._said != self.n:
             self._say()
 
     def _say(self) -> None:
-        self._last, self._said = time.monotonic(), True
+        self._last, self._said = time.monotonic(), self.n
         print(str(self).removeprefix(": "), file=self.fp, flush=True)

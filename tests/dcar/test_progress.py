@@ -46,6 +46,14 @@ def test_a_log_has_a_line_a_minute_and_one_at_the_end(clock):
     assert done == [9, 18, 27, 36, 40]
 
 
+def test_the_last_line_is_not_repeated(clock):
+    log = io.StringIO()
+    with bar(log, clock) as shown:
+        clock[0] += 70
+        shown.update(40)
+    assert len(log.getvalue().splitlines()) == 1
+
+
 def test_short_work_leaves_no_trace_in_a_log(clock):
     log = io.StringIO()
     with bar(log, clock, disable=True) as hidden:

@@ -134,11 +134,14 @@ def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) ->
 
 
 def write_starter_as_libritts(root: Path, utterances: dict[str, int]) -> Path:
-    """Write recordings of the shipped corpus in the layout of LibriTTS: its first `utterances`
-    of each split."""
+    """Write recordings of the shipped corpus in the layout of LibriTTS: of each split so many
+    `utterances`, two of a speaker, so that each has a prompt."""
     subsets = {"train": "train-clean-100", "dev": "dev-clean", "test": "test-clean"}
     for chapter, (split, count) in enumerate(utterances.items(), start=7000):
-        rows = pq.read_table(shipped("corpus") / f"{split}.parquet").slice(0, count).to_pylist()
+        spoken: dict[str, list[dict]] = {}
+        for row in pq.read_table(shipped("corpus") / f"{split}.parquet").to_pylist():
+            spoken.setdefault(row["speaker"], []).append(row)
+        rows = [row for of_speaker in spoken.values() for row in of_speaker[:2]][:count]
         speakers = sorted({row["speaker"] for row in rows})
         for i, row in enumerate(rows):
             speaker = 100 + speakers.index(row["speaker"])

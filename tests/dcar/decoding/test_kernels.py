@@ -74,7 +74,8 @@ def test_sampling_sorts_nothing(chosen, most):
 
 
 def test_a_piece_of_speech_is_one_graph():
-    """There are 265 kernels, and 7 launches around them. In operators a streamed piece was 275, and
+    """There are 265 kernels, and 9 launches around them, which fill its inputs and copy its
+    results. In operators a streamed piece was 275, and
     a wait for the device."""
     found = counted("vocoder")["vocoder"]
-    assert found["kernels"] <= 270 and found["launched"] <= 8
+    assert found["kernels"] <= 270 and found["launched"] <= 9

@@ -156,12 +156,8 @@ def handling_signals(name: str) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-PACKAGES = (
-    "heads",
-    "rl",
-    "eval",
-    "launch",
-)  # beside dcar; other projects have folders of these names
+PACKAGES = ("heads", "rl", "eval", "launch")
+"""Packages beside dcar; checkouts of other projects have folders of these names."""
 
 
 def check_packages() -> None:

@@ -117,9 +117,8 @@ def _not_a_group(group: Setting, known: dict[str, Setting]) -> str:
 def _nearest(key: str, known: dict[str, Setting]) -> str:
     parent, _, name = key.rpartition(".")
     if other := [s.key for s in known.values() if s.path[-1] == name and not s.group]:
-        return (
-            f"; write {other[0]}=…"  # its name in Python or in TRL, or with the name of its group
-        )
+        # the key was its name in Python or in TRL, or had the name of its group
+        return f"; write {other[0]}=…"
     if parent in known and get_origin(known[parent].hint) is dict:
         return f"; {parent} is one mapping: write {parent}={{{name}: …}}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)

@@ -34,9 +34,9 @@ REQUEUE = 75
 INTERRUPTED = 130  # Ctrl-C: the status of a shell for SIGINT
 BROKEN_PIPE = 141  # the reader of the output has ended: the status of a shell for SIGPIPE
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Messages of gloo, NCCL and torch's stores for another process that has ended or does not answer.
 RESUMPTION = "; finished work is kept: run the same command again"
 _resumption = ""  # what the message of an interruption adds: RESUMPTION, or nothing
+# Messages of gloo, NCCL and torch's stores for another process that has ended or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|"
     r"timed? ?out|socket|"

@@ -174,7 +174,8 @@ def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str,
 
 
 def append_lines(file: Path, rows: Iterable[Any]) -> None:
-    """Append values as JSON lines to a file, which need not exist."""
+    """Append values as JSON lines to a file; a missing file or folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with writing(file), file.open("a", encoding="utf-8") as lines:
         lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

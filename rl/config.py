@@ -328,7 +328,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
         self.chunk_range = sorted(set(self.chunk_range))
         self.policy_sizes = sorted(set(self.policy_sizes))
         if self.greater_is_better is None:
-            self.greater_is_better = not str(self.metric_for_best_model).startswith("eval_wer")
+            self.greater_is_better = not self.judges_by_wer
         optim = self.optim
         if optim == "natural":  # unknown to transformers
             self.optim = type(self).optim
@@ -338,6 +338,11 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
             raise ConfigError(str(error)) from error
         if optim == "natural":
             self.optim = optim
+
+    @property
+    def judges_by_wer(self) -> bool:
+        """Whether the best checkpoint is the one with the fewest word errors."""
+        return (self.metric_for_best_model or "").startswith("eval_wer")
 
     @property
     def prompts_per_step(self) -> int:

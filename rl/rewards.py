@@ -481,7 +481,7 @@ def check_signature(reward: Reward) -> None:
     not interested in."""
     called = f"reward_funcs: {name_of(reward)}"
     inside = unwrapped(reward)
-    if any(map(inspect.iscoroutinefunction, (inside, getattr(inside, "__call__", None)))):  # noqa: B004
+    if any(map(inspect.iscoroutinefunction, (inside, type(inside).__call__))):
         raise ConfigError(
             f"{called} is async: make it a plain function; what waits for a service can use "
             "asyncio.run or threads inside"

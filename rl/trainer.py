@@ -155,8 +155,8 @@ class DCPOTrainer(ResilientTrainer):
             args.vocoder,
             str(args.device),
         )
-        judges_by_wer = bool(evaluated) and str(args.metric_for_best_model).startswith("eval_wer")
-        if recognizer is None and (asks_recognizer(named) or judges_by_wer):
+        judged = bool(evaluated) and args.judges_by_wer
+        if recognizer is None and (asks_recognizer(named) or judged):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
         self.recognizer = recognizer or UnusedRecognizer(args.recognizer)
         self.reward_funcs = [
@@ -581,8 +581,7 @@ class DCPOTrainer(ResilientTrainer):
         return self.evaluated(metrics)
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
-        by_wer = str(self.args.metric_for_best_model).startswith("eval_wer")
-        transcribed = by_wer or needs_sound(self.reward_funcs)
+        transcribed = self.args.judges_by_wer or needs_sound(self.reward_funcs)
         if transcribed:
             synthesise(records, self.vocoder)
         totals, _ = score(

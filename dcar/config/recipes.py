@@ -2,7 +2,7 @@
 selects one of a recipe's variants.
 
     dcar train --config car_starter    # launch/recipes/car_starter.yaml, from any folder
-    dcar train --config car_starter:far
+    dcar train --config launch/recipes/car_starter.yaml:far
     dcar train --config mine.yaml
 
 A variant is an entry under `variants:` in the file, with the settings in which it differs.

@@ -14,10 +14,8 @@ from typing import TextIO
 from dcar.corpus.huggingface import ID_COLUMNS, SPEAKER_COLUMNS, TEXT_COLUMNS
 from dcar.corpus.libritts import SUBSETS
 from dcar.corpus.rows import (
-    ENDS,
-    LENGTH,
     READ,
-    STARTS,
+    STRETCH,
     AudioSegment,
     BadRow,
     Part,
@@ -192,7 +190,7 @@ def _table(file: Path) -> Iterator[Row]:
                 f"line must be a header, and it contains {', '.join(header)[:100]}"
             )
 
-        stretch = {header.index(n): n for n in (*STARTS, *ENDS, LENGTH) if n in header}
+        stretch = {header.index(n): n for n in STRETCH if n in header}
         used = {audio, text, speaker, own, split, *stretch}
         note_unused(str(file), tuple(n for at, n in enumerate(header) if at not in used))
 

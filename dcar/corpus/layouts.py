@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dcar.corpus.rows import (
-    ENDS,
-    LENGTH,
     READ,
-    STARTS,
+    STRETCH,
     BadRow,
     Part,
     Problem,
@@ -196,7 +194,7 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
         if isinstance(row.get(key), int) and not isinstance(row[key], bool):
             row[key] = str(row[key])
     require_strings(row, REQUIRED)
-    known = (*REQUIRED, *OPTIONAL, *STARTS, *ENDS, LENGTH)
+    known = (*REQUIRED, *OPTIONAL, *STRETCH)
     note_unused(str(file), tuple(key for key in row if key not in known))
     for key in OPTIONAL:
         if row.get(key) is not None and not isinstance(row[key], str):

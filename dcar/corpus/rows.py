@@ -75,6 +75,7 @@ class AudioSegment:
 
 STARTS = ("offset", "start", "start_time", "begin_time")
 ENDS, LENGTH = ("end", "end_time"), "duration"
+STRETCH = (*STARTS, *ENDS, LENGTH)
 """Names under which manifests of NeMo, lhotse and others give a stretch of a longer recording, in
 seconds. A duration without a start is that of the file."""
 
@@ -82,8 +83,7 @@ seconds. A duration without a start is that of the file."""
 def stretch_of(path: str, row: Mapping[str, Any]) -> str | AudioSegment:
     """Return the audio of a row of a manifest: the recording, or the stretch of it that the row
     gives. Raises BadRow for a start without an end or a length, and for no numbers."""
-    names = (*STARTS, *ENDS, LENGTH)
-    given = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    given = {name: row[name] for name in STRETCH if row.get(name) not in (None, "")}
     if not given.keys() & set(STARTS):
         return path
     try:

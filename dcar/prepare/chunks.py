@@ -345,8 +345,6 @@ def with_transcripts(
     untold = [u for u in rows if not u.text.strip()]
     if not recognizer or not untold:
         return rows
-    if file:
-        finish_last_line(Path(file))
     transcripts = _read_transcripts(Path(file)) if file else {}
     missing = [
         u for u in untold if transcripts.get(u.id, {}).get("audio") != _audio_version(u.audio)
@@ -367,7 +365,6 @@ def with_transcripts(
         for made in _transcribe(missing, recognizer, device):
             transcripts |= {row["id"]: row for row in made}
             if file:
-                Path(file).parent.mkdir(parents=True, exist_ok=True)
                 append_lines(Path(file), made)
         if file:  # one line each
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in transcripts.values()]
@@ -424,6 +421,7 @@ def _read_transcripts(file: Path) -> dict[str, dict[str, str]]:
     """Return the transcripts in a file by id; none if the file does not exist."""
     if not file.exists():
         return {}
+    finish_last_line(file)
     fix = "correct it, or remove the file to transcribe the recordings again"
     try:
         return {

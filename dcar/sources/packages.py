@@ -15,8 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packaging.requirements import Requirement
-
 from dcar.errors import AssetError, ConfigError
 from dcar.home import cache_folder
 from dcar.storage import digest, replacing
@@ -68,6 +66,8 @@ IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "webrtcvad-wheels": "
 def requirements_of(extra: str) -> list[str]:
     """Return the names of the distributions that an extra of this project requires, those of the
     extras that it includes among them; none if the project is not installed."""
+    from packaging.requirements import Requirement  # a seventh of the start of `dcar`
+
     names: list[str] = []
     for text in _requires():
         requirement = Requirement(text)

@@ -149,7 +149,8 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)
     results: list[DecodeResult] = []
-    samples, gone = 0, None
+    samples = 0
+    gone: BrokenPipeError | None = None
     with (
         audio_writer(out, speaker.vocoder.sample_rate)
         if out

@@ -18,7 +18,7 @@ from dcar.sources.shipped import shipped
 from dcar.tokens.base import input_rate
 from dcar.vocoder.base import Recorded
 from dcar.voices.features import level_dbfs, speaker_features
-from dcar.voices.speech import FRAME_RATE, SpeechPart, find_speech, most_speech
+from dcar.voices.speech import SpeechPart, find_speech, most_speech
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +63,14 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     samples = len(wave)
     wave = part.cut(wave, rate)
     # tokens and embeddings depend on the level: quiet speech is raised to that of ordinary speech
-    at = (np.arange(len(wave)) * FRAME_RATE // rate).clip(max=len(part.speech) - 1)
-    level = level_dbfs(wave[part.speech[at]] if part.speech.any() else wave)
+    spoken = part.speech_of(len(wave), rate)
+    level = level_dbfs(wave[spoken] if spoken.any() else wave)
     gain = max(1.0, 10 ** ((SPEECH_DBFS - level) / 20)) if np.any(wave) else 1.0
     wave = gain * wave
     resampled = gain * part.cut(resampled, ENCODER_SAMPLE_RATE)
     tokens = tokenizer.encode([gain * part.cut(encoded, encoded_rate)], encoded_rate)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
-    frames = (
-        (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz)
-        .astype(int)
-        .clip(max=len(part.speech) - 1)
-    )
-    start = most_speech(part.speech[frames], prompt_tokens, middle)
+    start = most_speech(part.speech_of(len(tokens), tokenizer.rate_hz), prompt_tokens, middle)
     if len(wave) < samples or start != middle:
         first = part.start + start / tokenizer.rate_hz
         logger.warning(

@@ -1,14 +1,13 @@
 """Log that a Trainer writes, and what it shows."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import TrainerCallback
 
 from dcar.progress import Progress
-from dcar.storage import writing
+from dcar.storage import finish_last_line, writing
 
 
 class JsonlLog(TrainerCallback):
@@ -31,8 +30,8 @@ class JsonlLog(TrainerCallback):
         with writing(self.path):
             if not state.global_step:
                 self.path.unlink(missing_ok=True)
-            elif self.path.exists():  # a kill or a full disk may have truncated the last line
-                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            else:  # a kill or a full disk may have truncated the last line
+                finish_last_line(self.path)
         if state.global_step:
             record: dict[str, Any] = {"step": state.global_step, "resumed": True}
             if self.changed:

@@ -352,7 +352,7 @@ class ResilientTrainer(Trainer):
         step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
         manifest = read_manifest(checkpoint) or {}
         before = manifest.get("run") or {}
-        check_data(checkpoint, before, self.origin)
+        check_data(checkpoint, before, self.origin)  # explains another number of steps
         _, now, *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
         if (then := manifest.get("steps_per_epoch", now)) != now:
             raise CheckpointError(

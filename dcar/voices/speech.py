@@ -45,6 +45,12 @@ class SpeechPart:
         """Return this stretch [samples] of the recording, which may be at any rate."""
         return wave[round(self.start * sample_rate) : round(self.end * sample_rate)]
 
+    def speech_of(self, count: int, rate: float) -> np.ndarray:
+        """Return which of this stretch's `count` samples or tokens, `rate` a second, are speech:
+        bool [count]."""
+        frames = (np.arange(count) * FRAME_RATE / rate).astype(int)
+        return self.speech[frames.clip(max=len(self.speech) - 1)]
+
 
 def find_speech(
     wave: np.ndarray, sample_rate: int, max_seconds: float = float("inf")

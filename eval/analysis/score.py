@@ -97,7 +97,7 @@ class Item:
 
     @property
     def version(self) -> list[Any]:
-        """What its row depends on: paths, contents and text."""
+        """Paths, contents and text, on which its row depends."""
         prompt = [self.prompt, file_stamp(Path(self.prompt))] if self.prompt else []
         return [str(self.audio), file_stamp(self.audio), self.stretch, self.text, *prompt]
 
@@ -308,10 +308,10 @@ def part_of(out: str) -> Path:
 
 def kept_rows(part: Path) -> dict[str, dict[str, Any]]:
     """Return the rows of an interrupted run by the digest of what they depend on."""
-    part.parent.mkdir(parents=True, exist_ok=True)
+    if not part.exists():
+        return {}
     finish_last_line(part)
-    fix = "remove it to measure all files again"
-    lines = json_lines(part, "a measured row", fix) if part.exists() else ()
+    lines = json_lines(part, "a measured row", "remove it to measure all files again")
     return {row["key"]: row["row"] for _, row in lines}
 
 

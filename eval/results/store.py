@@ -5,7 +5,6 @@ A resumed run reads all shards, whatever number of processes wrote them.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dcar.prompts.items import PromptItem
-from dcar.storage import writing
+from dcar.storage import finish_last_line, writing
 from dcar.text.wer import NORMALIZER, character_errors, word_errors
 from eval.results.types import Record, read_records, to_json
 
@@ -29,8 +28,7 @@ class JsonLines:
         """Prepare for appending: after a crash the last line may be incomplete."""
         with writing(self.path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            finish_last_line(self.path)
 
     def append(self, value: Any) -> None:
         with writing(self.path), self.path.open("a") as file:

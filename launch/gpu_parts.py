@@ -4,7 +4,6 @@ trainings, at the papers' sizes. Times do not depend on the weights."""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import yaml
 
 import dcar.train.car
 import rl.train
+from dcar.config import load_config
 from dcar.decoding import Engine, PolicyChunk
 from dcar.methods import load_models, make_methods
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import load_prompts, vocoder_for
-from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.storage import json_lines
 from dcar.train.car import CARTrainer
@@ -29,13 +27,13 @@ from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.pack import FRAME_RATE, SAMPLE_RATE, VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 from eval.analysis.fit_verifiers import fit
+from eval.compare.config import CompareConfig
 from eval.results.timing import read_timings, speed_of, speedup, synchronize, time_methods
 from eval.speed.measure import Load, SpeedRow, interleaved
 from eval.speed.models import made_up_statistics, random_models
 from rl.rollout import forced_sizes
 
 CODES, TOKEN_RATE = 2048, 50
-RECIPES = Path(__file__).parent / "recipes"
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
@@ -49,18 +47,17 @@ def measure_methods(device: str, out: Path) -> list[SpeedRow]:
     They run in float32, so that the tokens are those of a CPU, whose word errors are known. car-1
     takes the place of FAR, because it does the same work per step.
     """
-    recipe = yaml.safe_load((RECIPES / "compare_starter.yaml").read_text())
-    names = ["car-1" if name == "far" else name for name in recipe["methods"]]
+    recipe = load_config(CompareConfig, ["--config", "compare_starter"])
+    names = ["car-1" if name == "far" else name for name in recipe.methods]
     utterances = 10
     if device == "cpu":
         names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
-    data, settings = str(shipped("prepared")), {f.name for f in fields(SamplingConfig)}
-    sampling = SamplingConfig(**{key: recipe[key] for key in recipe.keys() & settings})
+    data, sampling = str(shipped("prepared")), recipe.sampling
     models = load_models("starter", "", ["starter-t1.0"], device, dtype="float32")
     precision = torch.get_float32_matmul_precision()  # TF32, since a model was loaded
     items, dev = (
-        load_prompts(data, split, models.decoder, recipe["prompt_tokens"], 0, utterances)
-        for split in (recipe["split"], "dev")
+        load_prompts(data, split, models.decoder, recipe.prompt_tokens, 0, utterances)
+        for split in (recipe.split, "dev")
     )
     speech = list(load_prepared(data, "train")["speech"])
     models.statistics = fit(models.decoder, dev, speech, sampling, ranks=10, thresholds=2)

@@ -50,14 +50,22 @@ def figures(out: Path) -> list[dict]:
 # --- the log --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tail", ["", '{"step": 5, "lo', "\x00\x00", '{"loss": 1.0}'])
-def test_a_resumed_run_appends_to_its_log(tail, whole, killed, data):
+@pytest.mark.parametrize(
+    "tail, kept",
+    [
+        ("", ""),
+        ('{"step": 5, "lo', ""),
+        ("\x00\x00", ""),
+        ('{"step": 5, "loss": 1.0}', '{"step": 5, "loss": 1.0}\n'),  # lacks only its line break
+    ],
+)
+def test_a_resumed_run_appends_to_its_log(tail, kept, whole, killed, data):
     """And says where it was resumed. Only a last line that was cut off goes."""
     before = (killed / "log.jsonl").read_text()
     (killed / "log.jsonl").write_text(before + tail)
     assert run(tiny_config(data, killed, **CHANGES)).checksum() == whole[1]
     after = (killed / "log.jsonl").read_text()
-    assert after.startswith(before + '{"step": 4, "resumed": true}\n{"step": 5, ')
+    assert after.startswith(before + kept + '{"step": 4, "resumed": true}\n{"step": 5, ')
     assert figures(killed) == figures(whole[0])
 
 

@@ -15,6 +15,7 @@ NAMES = {
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head
+    "decoder-undistilled": "decoder_undistilled",  # the same, trained on recordings alone
     "far": "far",  # next-token decoder, trained alike with one head
     # chunk policies for the decoder, for these temperatures
     "policy-t1.0": "policy_t1.0",

@@ -1,8 +1,9 @@
 """Lists of texts without recordings, each synthesised with a prompt of a prepared split, in turn.
 
-A list is a text file with one text per line, or `category<TAB>text`; empty lines are skipped. Two
+A list is a text file with one text per line, or `category<TAB>text`; empty lines are skipped. Three
 lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of seed-tts-eval's
-hard cases, and `short`, 80 texts of one to four words.
+hard cases; `short`, 80 texts of one to four words; and `thousand`, 1,000 sentences with names,
+numbers, long clauses, lists and dialogue, enough to tell half a point of word errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,15 @@ from dcar.sources.shipped import shipped
 from dcar.storage import text_lines
 from dcar.text.phonemes import normalize_text, text_to_ids
 
-LISTS = {"hard": "hard_texts", "short": "short_texts"}  # names of the lists that ship
+# names of the lists that ship
+LISTS = {"hard": "hard_texts", "short": "short_texts", "thousand": "thousand_texts"}
 SPLIT = "split"  # name of the sentences of a split, which have recordings
-TITLES = {SPLIT: "sentences", "hard": "hard texts", "short": "short texts"}
+TITLES = {
+    SPLIT: "sentences",
+    "hard": "hard texts",
+    "short": "short texts",
+    "thousand": "written sentences",
+}
 
 
 @dataclass(frozen=True)

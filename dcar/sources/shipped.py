@@ -12,6 +12,7 @@ NAMES = {
     # texts without recordings that are hard to speak; nothing is tuned on them
     "hard_texts": "hard_texts.tsv",
     "short_texts": "short_texts.tsv",  # texts of one to four words, likewise
+    "thousand_texts": "thousand_texts.tsv",  # sentences of five kinds, likewise
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head

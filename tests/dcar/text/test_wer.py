@@ -131,8 +131,9 @@ def test_every_row_of_the_readings_is_compared_as_it_is_spoken():
     ]
 
 
-def test_a_perfect_transcript_of_our_hard_texts_costs_nothing():
-    for text in read_texts("hard"):
+@pytest.mark.parametrize("name", ["hard", "thousand"])
+def test_a_perfect_transcript_of_our_texts_costs_nothing(name):
+    for text in read_texts(name):
         said = normalize_text(text.text)
         assert (
             word_errors(text.text, said).errors == word_errors(said.lower(), text.text).errors == 0

@@ -56,6 +56,7 @@ from eval.report.page import write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
+from eval.results.equal_variety import equal_variety
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import by_category, by_length, counts_of, make_rows, power_of
 from eval.results.store import RecordStore
@@ -278,6 +279,9 @@ def measure(
         utterances=len(comparison.first_items),
         rows=rows,
         pairs=[pair for axis in axes for pair in equal_speed(spoken, counts, axis, resamples)],
+        equal_variety=[
+            of for axis in axes[::-1] for of in equal_variety(spoken, counts, axis, resamples)
+        ],
         by_length=by_length(records, names, resamples),
         by_category=by_category(records, names, categories, resamples),
         power=power_of(spoken),

@@ -16,6 +16,7 @@ from eval.report.table import (
     rival_sentences,
     table_of,
 )
+from eval.results.equal_variety import variety_sentences
 from eval.results.pareto import AXES, families_of, front_rows, sentence, speed_axis
 from eval.results.types import Bins, Measured, Pair, Result, Row
 
@@ -50,6 +51,7 @@ def folded_sections(result: Result, folder: Path) -> list[Section]:
             lively_columns(first.spoken),
             lively_rows(first),
             "Fewer errors at a low temperature come with less variety: choose by both figures.",
+            variety_sentences(first.equal_variety),
         ),
     )
     return [section for section in sections if section]
@@ -65,7 +67,7 @@ def verifiers_section(measured: Measured, where: str) -> Section | None:
 
 
 def rows_section(
-    title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str
+    title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str | list[str]
 ) -> Section | None:
     """Return a table of the columns that have values, with texts under it; nothing without rows."""
     if not rows:
@@ -91,7 +93,7 @@ def comparison_section(measured: Measured) -> Section:
         title,
         [
             table_of(title, main_columns(rows), rows),
-            rival_sentences(measured.pairs),
+            [*rival_sentences(measured.pairs), *variety_sentences(measured.equal_variety)],
             *(categories.blocks if categories else ()),
         ],
     )

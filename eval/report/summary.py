@@ -10,6 +10,7 @@ from pathlib import Path
 from eval.methods.families import short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, nearest_rows, short_table
+from eval.results.equal_variety import missing, variety_sentence
 from eval.results.pareto import AXES, difference, families_of, front_rows, speed_axis
 from eval.results.training import SHIPPED
 from eval.results.types import Measured, Pair, Result, Row
@@ -73,7 +74,8 @@ def summary(result: Result, folder: Path) -> Summary:
 def verdict(result: Result) -> list[str]:
     """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each
     comparison, and one more for each further sampling of CAR-k; none if one of the two was not
-    compared. A part of a set of texts has sentences on what its whole does not compare."""
+    compared. Then the policies at equal variety, or what this lacks. A part of a set of texts has
+    sentences on what its whole does not compare."""
     said: set[tuple[str, str, str]] = set()
     sentences = []
     for measured in result.comparisons:
@@ -83,7 +85,13 @@ def verdict(result: Result) -> list[str]:
                 said.add((measured.texts, a, b))
                 differences = "; ".join(map(difference, pairs))
                 sentences.append(f"{measured.title.capitalize()}, {a} − {b}: {differences}.")
-    return sentences
+        if measured.whole:
+            sentences += [
+                f"{measured.title.capitalize()}: {variety_sentence(of)}"
+                for of in measured.equal_variety
+                if of.test
+            ]
+    return [*sentences, *missing(of for each in result.comparisons for of in each.equal_variety)]
 
 
 def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:

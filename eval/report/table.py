@@ -7,6 +7,7 @@ from dcar.sources.packages import templates
 from dcar.text.bootstrap import Interval
 from eval.methods.families import short_name
 from eval.report.blocks import Table
+from eval.results.equal_variety import variety_sentences
 from eval.results.pareto import sentence
 from eval.results.types import Bins, Measured, Pair, Result, Row
 
@@ -322,6 +323,8 @@ def _lines_of(measured: Measured) -> list[str]:
             *(f"- {s}" for s in sentences),
             "",
         ]
+    if sentences := variety_sentences(measured.equal_variety):
+        lines += ["At equal variety:", *(f"- {s}" for s in sentences), ""]
     return lines
 
 

@@ -189,18 +189,12 @@ def sentence(pair: Pair) -> str:
         )
     low, high = pair.shared
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
-    text = (
+    average = f" Averaged over that range: {points(pair.average)}." if low < high else ""
+    return (
         f"At equal {axis.quantity} ({pair.at:.2f}{axis.unit}{where}), {a} makes "
         f"{100 * pair.wer_a:.1f} % word errors and {b} {100 * pair.wer_b:.1f} %: "
-        f"{_points(pair.test)}"
+        f"{points(pair.test)}.{average}"
     )
-    if pair.test.by_chance and pair.test.detectable is not None:
-        text += (
-            "; this could be chance (a true difference of "
-            f"{100 * pair.test.detectable:.1f} points would be detected)"
-        )
-    average = f" Averaged over that range: {_points(pair.average)}." if low < high else ""
-    return f"{text}.{average}"
 
 
 def difference(pair: Pair) -> str:
@@ -209,9 +203,9 @@ def difference(pair: Pair) -> str:
     axis = AXES[pair.axis]
     if pair.shared is None or pair.average is None:
         return f"no {axis.quantity} in common"
-    chance = ", could be chance" if pair.average.by_chance else ""
-    where = f"at equal {axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
-    return f"{_points(pair.average)} {where}{chance}"
+    return (
+        f"{points(pair.average)} at equal {axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
+    )
 
 
 def speed_range(ends: Sequence[float]) -> str:
@@ -220,7 +214,9 @@ def speed_range(ends: Sequence[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def _points(test: PairedTest) -> str:
+def points(test: PairedTest) -> str:
+    """Return a difference in words: points, interval, p, and what would have been detected if it
+    could be chance."""
     difference, *ends = (
         f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
         for v in (test.difference, *(test.ends or ()))
@@ -229,4 +225,9 @@ def _points(test: PairedTest) -> str:
         return f"{difference} points (too few utterances for an interval)"
     low, high = ends
     p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
-    return f"{difference} points (95 % interval {low} to {high}, {p})"
+    chance = ""
+    if test.by_chance and test.detectable is not None:
+        chance = (
+            f"; could be chance, a true difference of {100 * test.detectable:.1f} would be detected"
+        )
+    return f"{difference} points (95 % interval {low} to {high}, {p}{chance})"

@@ -4,6 +4,7 @@ Record   one utterance by one method with one seed: a line of records/*.jsonl an
 Timing   one utterance by one method at batch 1: a line of timings/*.jsonl
 Row      one method on one set of utterances: a line of a table
 Pair     two families of methods at the same speed
+EqualVariety  a policy and fixed sizes of the same variety and speed
 Sample   one utterance to listen to
 Measured one set of utterances: its rows, pairs and tests
 Result   everything that `dcar compare` found: compare.json
@@ -32,7 +33,7 @@ T = TypeVar("T")
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
 """Methods of the rows that bound what a recogniser can measure."""
 RECORD_VERSION = 5
-FORMAT_VERSION = 6  # of compare.json
+FORMAT_VERSION = 7  # of compare.json
 STRICT: Any = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
@@ -236,6 +237,23 @@ class Pair:
 
 @STRICT
 @dataclass
+class EqualVariety:
+    """A policy and fixed sizes of its variety and speed: policy − fixed. axis: as in Pair; method:
+    the row of the policy; at: its speed; variety: None with one rendering; shares: by method, the
+    shares of rows of CAR-k that make up the fixed size, none if no rows enclose it."""
+
+    axis: str
+    method: str
+    at: float
+    variety: float | None
+    wer: float
+    shares: dict[str, float] = field(default_factory=dict)
+    wer_fixed: float | None = None
+    test: PairedTest | None = None
+
+
+@STRICT
+@dataclass
 class Bins:
     """Word error rates of groups of utterances: a label and a number of utterances for each, and by
     method a rate for each."""
@@ -303,6 +321,7 @@ class Measured:
     utterances: int
     rows: list[Row]
     pairs: list[Pair]
+    equal_variety: list[EqualVariety]
     by_length: Bins | None
     by_category: Bins | None
     power: Power | None

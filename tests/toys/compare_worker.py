@@ -255,7 +255,7 @@ def made_row(method: str, wer: float | Interval = 0.1, **changes) -> Row:
 
 def made_measured(rows: list[Row], **changes) -> Measured:
     """Return a comparison of made-up rows."""
-    parts = dict(pairs=[], by_length=None, by_category=None, power=power_of(rows))
+    parts = dict(pairs=[], equal_variety=[], by_length=None, by_category=None, power=power_of(rows))
     of = dict(texts="split", title="sentences", limit=0, utterances=10)
     return Measured(rows=rows, **{**of, **parts, **changes})
 

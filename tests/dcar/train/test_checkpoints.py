@@ -51,7 +51,7 @@ def figures(out: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "tail, kept",
+    ("tail", "kept"),
     [
         ("", ""),
         ('{"step": 5, "lo', ""),

@@ -86,10 +86,19 @@ def setting(
     )
 
 
+LARGEST_SEED = 2**32 - 1
+
+
 def seed_setting(default: Any, meaning: str) -> Any:
     """Declare a seed (or several), within the range that torch, numpy and transformers all
     accept."""
-    return setting(default, meaning, minimum=0, maximum=2**32 - 1)
+    return setting(default, meaning, minimum=0, maximum=LARGEST_SEED)
+
+
+def check_seed(seed: int) -> None:
+    """Raise ConfigError for a seed outside that range."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ConfigError(f"seed={seed} must be between 0 and {LARGEST_SEED}")
 
 
 @dataclass(frozen=True)

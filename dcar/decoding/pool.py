@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from dcar.config.schema import check_seed
 from dcar.decoding.engine import Engine
 from dcar.decoding.prompts import PromptBlocks
 from dcar.decoding.reader import Reader
@@ -90,13 +91,15 @@ def decode(
             policy can be trained.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
-    Raises ConfigError for a batch or group of nobody, TextError or DataError if a prompt cannot be
-    decoded by this model; nothing has been decoded then. Raises DistributionError if the model
-    returns no distribution for some token; its `finished` are the utterances that were complete.
+    Raises ConfigError for a batch or group of nobody or a seed below 0, TextError or DataError if a
+    prompt cannot be decoded by this model; nothing has been decoded then. Raises DistributionError
+    if the model returns no distribution for some token; its `finished` are the utterances that were
+    complete.
     """
     for name, number in (("batch_size", batch_size), ("group_size", group_size)):
         if number < 1:
             raise ConfigError(f"{name}={number} must be at least 1")
+    check_seed(seed)
     if not prompts:
         return []
     rows = min(batch_size, len(prompts)) * group_size

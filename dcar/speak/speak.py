@@ -56,6 +56,7 @@ class SpeakConfig(SeedSettings, VocoderSettings, DecoderSettings):
         POLICY, "Folder of an exported policy; starter-t1.0 and starter-t0.4 ship."
     )
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    device: str = setting("cpu", "Device: cpu, cuda, or auto = a GPU if there is one.")
     dial: float = setting(
         0.0,
         "Shift of the policy in nats per token: above 0 to longer chunks and less time, below 0 "
@@ -144,6 +145,7 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         dial=options.dial,
         num_candidates=options.num_candidates,
         dtype=options.dtype,
+        device=options.device,
     )
     voice = speaker.voice(options.voice or None)
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()

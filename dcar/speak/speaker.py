@@ -8,12 +8,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from dcar.audio import save_audio
+from dcar.config.schema import check_seed
 from dcar.decoding import DecodeResult, Engine, Method, PolicyChunk, Prompt
 from dcar.decoding.declare import has_setting
 from dcar.decoding.readers import reader_of
@@ -23,7 +25,7 @@ from dcar.model.companions import load_policy, note_temperature, text_encoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.model.models import Borrowed, Models
-from dcar.process import SMALL, cores
+from dcar.process import SMALL, cores, own_device
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
@@ -108,7 +110,10 @@ class Speaker:
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
         self._engines: dict[Hashable, Engine] = {}  # idle ones for the next texts; shared by copies
-        self._far: Callable[[], AnyDecoder] = lambda: self.decoder
+        self._load_far: Callable[[], AnyDecoder] | None = None  # None: the decoder itself
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_engines": {}}  # buffers and graphs stay with the process
 
     @classmethod
     def load(
@@ -124,6 +129,7 @@ class Speaker:
         dial: float = 0.0,
         num_candidates: int = 0,
         dtype: str = "auto",
+        device: str = "cpu",
     ) -> Speaker:
         """Load each model by folder, or "starter" for the shipped one (of policies
         "starter-t1.0" and "starter-t0.4", for these temperatures); tokenizer and vocoder also by
@@ -135,13 +141,16 @@ class Speaker:
         decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks and less time,
         below for shorter ones (`PolicyChunk`). num_candidates: number of candidates for the policy;
         0 = `NUM_CANDIDATES` if it can choose among them, else 1. dtype: type of the decoder's
-        weights (`dcar.model.precision`). Raises AssetError, CheckpointError, ConfigError or
-        DataError if something is missing or does not belong together.
+        weights (`dcar.model.precision`). device: cpu, cuda, or auto = a GPU if there is one. Raises
+        AssetError, CheckpointError, ConfigError or DataError if something is missing or does not
+        belong together.
         """
+        check_seed(seed)
+        device = own_device(device)
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
-        speech_tokenizer = load_tokenizer(str(tokenizer))
-        car = load_decoder(decoder, starter=which, dtype=dtype)
+        speech_tokenizer = load_tokenizer(str(tokenizer), device)
+        car = load_decoder(decoder, device, starter=which, dtype=dtype)
         encode = text_encoder(decoder, which)
         if not method:
             method = (
@@ -151,14 +160,14 @@ class Speaker:
             )
         origin = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
-        spoken_by = load_vocoder(str(vocoder), prompts=recordings)
+        spoken_by = load_vocoder(str(vocoder), device, prompts=recordings)
         chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, origin, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
         speaker._note_policy()
         if str(decoder) == "starter":
-            speaker._far = lambda: load_decoder(decoder, starter="far", dtype=dtype)
+            speaker._load_far = partial(load_decoder, decoder, device, starter="far", dtype=dtype)
         return speaker
 
     def using(
@@ -175,13 +184,16 @@ class Speaker:
         """Return a speaker with the same models and other settings. A policy, a dial or a number
         of candidates implies method dcar. Raises ConfigError or CheckpointError for a
         combination that does not fit."""
+        if seed is not None:
+            check_seed(seed)
         other = copy(self)
+        other._engines = self._engines
         policy = self._policy if policy is None else policy
         if policy is not self._policy or dial or num_candidates:
             method = method or "dcar"
         if method:
-            if method == "far":
-                other.decoder = self._far()
+            if method == "far" and self._load_far is not None:
+                other.decoder = self._load_far()
             other.method = make_method(method, policy, other.decoder, dial, num_candidates)
         settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
         changed = {name: value for name, value in settings.items() if value is not None}
@@ -314,11 +326,17 @@ class Speaker:
         """Return an engine that decodes one phrase at a time. It serves one text at a time, so
         another thread gets its own."""
         key = reader_of(self.decoder), self.method, self.sampling
-        engine = self._engines.pop(key, None) or Engine(*key)
-        yield engine
-        self._engines[key] = engine
-        if len(self._engines) > CACHED_ENGINES:
-            del self._engines[next(iter(self._engines))]
+        engine, failed = self._engines.pop(key, None) or Engine(*key), False
+        try:
+            yield engine
+        except Exception:
+            failed = True  # not used again
+            raise
+        finally:  # also after a stream that nobody heard to its end
+            if not failed:
+                self._engines[key] = engine
+                if len(self._engines) > CACHED_ENGINES:
+                    del self._engines[next(iter(self._engines))]
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [
@@ -366,7 +384,8 @@ def make_method(
         raise ConfigError(f"method '{name}': give the sampling as temperature and top_k")
     policies: dict[str, ChunkPolicy] = {}
     if has_setting(spec.of, "policy"):
-        loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
+        where = decoder.speech_embedding.weight.device
+        loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy, where)
         policies[str(spec.settings.get("policy", ""))] = loaded
         if not num_candidates and loaded.chunk_scorer is not None:
             asked["num_candidates"] = NUM_CANDIDATES

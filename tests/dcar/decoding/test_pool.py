@@ -111,3 +111,8 @@ def test_on_a_cpu_only_buffers_that_save_time_are_kept(rows, count):
 def test_a_batch_of_nobody_is_refused(size):
     with pytest.raises(ConfigError, match=f"{size}=0 must be at least 1"):
         decode(tiny_decoder(), PROMPTS, FixedChunk(2), SAMPLING, **{size: 0})
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ConfigError, match="seed=-1 must be between"):
+        decode(tiny_decoder(), PROMPTS, FixedChunk(2), SAMPLING, seed=-1)

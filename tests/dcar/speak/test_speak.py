@@ -1,6 +1,7 @@
 """`dcar speak` end to end with random tiny models, and every input that it must refuse."""
 
 import os
+import pickle
 import re
 import sys
 from copy import copy
@@ -20,6 +21,7 @@ from tones import chirp
 import dcar
 from dcar import audio
 from dcar.cli import main as dcar_command
+from dcar.decoding import Engine
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
 from dcar.prompts.load import corpus_recordings
@@ -307,6 +309,43 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
         )
     with pytest.raises(TextError):
         speaker.stream("?!")  # at once, not at the first piece
+
+
+def test_a_stream_that_is_left_keeps_the_engine_and_one_that_fails_does_not(
+    models, parts, monkeypatch
+):
+    monkeypatch.setattr(speaker_module, "PHRASES_AT_ONCE", 2)
+    speaker = Speaker.load(models / "decoder", **parts, seed=3)
+    said = speaker.generate(LONG, models / "voice.wav")
+    (engine,) = speaker._engines.values()
+    stream = speaker.stream(LONG, models / "voice.wav")
+    next(stream)
+    stream.close()
+    assert list(speaker._engines.values()) == [engine]
+    again = speaker.generate(LONG, models / "voice.wav")
+    assert again.tokens == said.tokens
+    monkeypatch.setattr(Engine, "_advance", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        speaker.generate(LONG, models / "voice.wav")
+    assert not speaker._engines
+
+
+def test_a_used_speaker_can_be_sent_to_another_process(models, parts):
+    speaker = Speaker.load(models / "decoder", **parts, seed=3)
+    said = speaker.generate("Good morning.", models / "voice.wav")
+    sent = pickle.loads(pickle.dumps(speaker))
+    assert not sent._engines and speaker._engines
+    assert sent.generate("Good morning.", models / "voice.wav").tokens == said.tokens
+
+
+def test_seeds_and_devices_that_do_not_exist_are_refused(models, parts):
+    with pytest.raises(ConfigError, match="seed=-1 must be between 0 and 4294967295"):
+        Speaker.load(models / "decoder", **parts, seed=-1)
+    speaker = Speaker.load(models / "decoder", **parts, device="cpu")
+    with pytest.raises(ConfigError, match="seed=-1"):
+        speaker.generate("Good morning.", models / "voice.wav", seed=-1)
+    with pytest.raises(ConfigError, match="cuda"):
+        Speaker.load(models / "decoder", **parts, device="cuda:97")
 
 
 def test_a_vocoder_that_hears_prompts_gets_the_recording(models, parts):

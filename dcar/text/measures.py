@@ -175,8 +175,9 @@ def fraction_in_words(m: re.Match[str]) -> str:
     if (top, bottom) in PAIRS and not before:
         return f" {cardinal(top)} {cardinal(bottom)}{unit} "
     if proper:
-        name = _FRACTIONS.get(bottom) or ordinal(bottom).removeprefix("one ")
-        many = "halves" if bottom == 2 else name + "s"
+        usual = None if m["ordinal"] and bottom != 2 else _FRACTIONS.get(bottom)
+        name = usual or ordinal(bottom).removeprefix("one ")
+        many = "halves" if name == "half" else name + "s"
         words = f"{cardinal(top)} {name if top == 1 else many}"
         return (
             f" {whole(before)} and {re.sub('^one ', 'a ', words)}{unit} "

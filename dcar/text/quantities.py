@@ -10,6 +10,7 @@ from dcar.text.measures import PAIRS, attributive, count_of, per
 from dcar.text.numbers import cardinal, digits, number, ordinal, plural, roman, whole, year
 from dcar.text.tables import table
 
+MONTHS_SHORT = "|".join(m[:3] for m in MONTHS)
 MONTH = (
     "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
 )
@@ -55,6 +56,23 @@ COUNTED = (
     "Article Title Table Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division "
     "Tier Canto Fantasy Mark Schedule Lesson"
 ).split()
+# products and stories that are numbered, of those that stand before a verb as persons do
+_NUMBERED = (
+    "Halo Diablo Titan Trident Windows Civilization Doom Quake Terminator Rambo Godfather Alien "
+    "Jaws Batman Gladiator Portal Warcraft Starcraft Frozen Avatar Top Dune Sputnik Mercury Skylab Soyuz"
+).split()
+NAME = r"[A-Z][a-z]+(?:-[A-Z][a-z]+)?"  # of a ruler
+NOT_COUNTED = rf"(?!(?:{'|'.join([*COUNTED, *_NUMBERED])})\b)"
+TITLES = (
+    "King|Queen|Pope|Emperor|Empress|Tsar|Tsarina|Czar|Sultan|Pharaoh|Shah|Kaiser|Emir|Caliph|"
+    "Prince|Princess|Duke|Duchess|Patriarch"
+)
+# what persons do, and numbered things do not
+DEEDS = (
+    "ruled|reigned|died|abdicated|succeeded|conquered|married|founded|defeated|invaded|fled|spoke|"
+    "ordered|commissioned|inherited|fought|signed|wrote|granted|crowned|ascended|became|built|led|"
+    "sent|gave|murdered|declared|appointed|besieged|marched|of [A-Z][a-z]+"
+)
 
 
 def pieces_of_money(m: re.Match[str]) -> str:
@@ -97,6 +115,13 @@ def coded_money(m: re.Match[str]) -> str:
 def date(month: str, day: str, year_text: str | None) -> str:
     month = MONTH_SHORT.get(month.rstrip(".").lower(), month)
     return f" {month} {ordinal(int(day))}" + (f", {year_of_date(year_text)} " if year_text else " ")
+
+
+def month_of_year(m: re.Match[str]) -> str:
+    """ "Jan 2020 - Mar 2021" → "January twenty twenty to", "Jan 2020" → "January twenty twenty"."""
+    month = MONTH_SHORT.get(m["month"].rstrip(".").lower(), m["month"])
+    to = " to" if m[0][-1] in "-– " else ""
+    return f"{month} {year_of_date(m['y'])}{to} "
 
 
 def days(m: re.Match[str]) -> str:

@@ -211,6 +211,14 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     # ranges: an en dash between quantities is "to", and so is a hyphen next to a unit or a time of
     # day
+    # "Jan 2020 - Mar 2021", "the 1st-3rd"
+    (
+        rf"\b{q.MONTH}\s+(?P<y>[12]\d{{3}})\b"
+        rf"(?:\s?[-–]\s?(?=(?:{q.MONTHS_SHORT})[a-z]*\.?\s[12]\d{{3}})|(?![-–]?\d|,\d))",
+        q.month_of_year,
+    ),
+    (r"(?i)\b(\d+(?:st|nd|rd|th))\s?[-–]\s?(?=\d+(?:st|nd|rd|th)\b)", r"\1 to "),
+    (r"\b(GMT|UTC)\s?-\s?(?=\d)", r"\1 minus "),
     (rf"\b{q.MONTH}\s+(?P<d>\d{{1,2}})\s?[-–]\s?(?P<e>\d{{1,2}})(?![\w:/-]|\.\d)", q.days),
     (
         rf"(?<![\w.,:/-])(\d{{1,2}})\s?[-–]\s?(?=\d{{1,2}}\s{q.MONTH})",
@@ -357,7 +365,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"(?<![\w.,])({ms.NUM})x\s?/\s?(?P<per>{ms.PER})(?![\w/'])", ms.times_a_day),
     (
         rf"(?<![\w/.])(?:(?P<whole>{ms.NUM})(?:\s+|-(?=\d/\d)))?(?P<top>\d{{1,3}})/(?P<bottom>\d{{1,3}}|1,?000)"
-        rf"(?![\w/])(?:[\s-]?(?P<unit>{ms.UNIT})(?![\w/']))?",
+        rf"(?P<ordinal>(?:nd|rd|th)s?)?(?![\w/])(?:[\s-]?(?P<unit>{ms.UNIT})(?![\w/']))?",
         ms.fraction_in_words,
     ),
     (
@@ -368,6 +376,11 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     (r"\b([1-9]\d{0,2})ers\b", lambda m: f" {plural(cardinal(int(m[1])) + 'r')} "),
     (r"\b(\d{1,2})'\s?(1?\d)(?:\"|'')", ms.feet_and_inches),
+    (r"(?<=\d)'\s?-\s?(?=\d+'\s[a-z])", " to "),
+    (
+        rf"(?<![\w.,'])({ms.NUM})'(?=\s(?:tall|high|wide|long|deep|across|thick|above|below)\b)",
+        lambda m: f" {number(m[1])} {'foot' if m[1] == '1' or ms.attributive(m) else 'feet'} ",
+    ),
     (r"(?<=\d)\"\s?x\s?(?=\d)", " by "),
     (rf"(?<![\w.,'])(?P<n>{ms.NUM})\"", ms.inches),
     (r"\b(sq|cu)\. ?(?=ft|in|mi|yd)", r"\1 "),
@@ -396,6 +409,16 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<=\w)\s>\s(?=\w)", " greater than "),
     (r"(?<=\w)\s<\s(?=\w)", " less than "),
     # Roman numerals, in contexts that show that they are numerals
+    (rf"\b(?P<n>(?:{q.TITLES}) {q.NAME})\s+(?P<r>(?!I\b)[IVX]+)\b", q.regnal),
+    (
+        rf"(?:^|(?<=[.!?] )){q.NOT_COUNTED}(?P<n>{q.NAME})\s+(?P<r>(?=II|I[VX]|V|X)[IVX]+)"
+        r"(?='s [a-z]|,? (?:was|is|had)\b)",
+        q.regnal,
+    ),
+    (
+        rf"\b{q.NOT_COUNTED}(?P<n>{q.NAME})\s+(?P<r>(?=II|I[VX]|V|X)[IVX]+)(?=,? (?:{q.DEEDS})\b)",
+        q.regnal,
+    ),
     (
         rf"\b(?P<n>(?i:{'|'.join(q.COUNTED)}))\s+(?P<r>[IVXLCDM]+|[ivx]{{2,}})\b(?!{LETTER})",
         q.counted,

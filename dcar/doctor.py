@@ -8,7 +8,7 @@ in every manifest.json, provenance.json, prepared.json and compare.json below it
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -111,11 +111,42 @@ def _kernels() -> str:
     return "compiled for float32"
 
 
+def _gpu_parts() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU"
+    from dcar import first_use
+    from dcar.decoding.readers import shapes_of
+    from dcar.model.load import load_decoder
+    from dcar.vocoder.load import load_vocoder
+
+    decoder = shapes_of(load_decoder("starter"))
+    cases = [
+        ("decoding", "decoding, float32", decoder),
+        ("decoding", "decoding, bfloat16", decoder | {"dtype": "bfloat16"}),
+        ("vocoder", "vocoder", {"config": asdict(load_vocoder().config)}),
+        ("optimizer", "optimiser", {}),
+    ]
+    used = {
+        name: first_use.sound_parts(use, case, torch.device("cuda:0")) for use, name, case in cases
+    }
+    replaced = [
+        f"{name}: operators in place of {', '.join(sorted(missing))}"
+        for (use, name, _) in cases
+        if (missing := first_use.ORDERS[use][0] - used[name])
+    ]
+    if replaced:
+        raise DCARError("; ".join(replaced))
+    return f"{', '.join(used)} compute what plain operators compute"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "packages": _versions,
     "extras": _extras,
     "device": _device,
     "CPU kernels": _kernels,
+    "GPU parts": _gpu_parts,
     "disk": _space,
     "packaged models": _packaged,
     "shipped models": _shipped,

@@ -34,6 +34,8 @@ class Backend:
     after an update."""
     compiled = False
     """True if steps are compiled, so that their shapes are fixed as on a GPU."""
+    captured = True
+    """False if CUDA graphs of these operations are wrong on this GPU (dcar/first_use.py)."""
 
     def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Prepare a function of a step: tensors and buffers of a state are its arguments, tensors

@@ -134,6 +134,8 @@ class Engine:
             raise ConfigError(
                 f"{method.name}: record_hidden is not supported for methods that draft trees"
             )
+        if graphs is None and not self.reader.backend.captured:
+            graphs = False
         self.graphs = StepGraphs(graphs, self.device)
         self.eager = self.device.type == "cpu" and not self.reader.backend.compiled
         self._step: Callable[[BatchState, Method], None] = step

@@ -1,10 +1,13 @@
 """Readers of decoders, with the operations for the device of their weights; each is kept until
 the weights change."""
 
+from dataclasses import asdict
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
+from dcar import first_use
 from dcar.decoding.backend import Backend
 from dcar.decoding.compiled import CompiledBackend
 from dcar.decoding.cpu.backend import cpu_backend
@@ -18,6 +21,7 @@ from dcar.model.draft import AnyDecoder
 from heads.checkpoint import weights_signature
 from heads.layers import TransformerLayer
 
+LAYERS, TEXT_UNITS = 2, 64  # of the decoders on which parts for GPUs are compared with operators
 # A reader holds the parts of its model, not the model itself, which would never be freed then.
 _readers: WeakKeyDictionary[nn.Module, tuple[object, dict[bool, Reader]]] = WeakKeyDictionary()
 
@@ -39,15 +43,43 @@ def reader_of(model: AnyDecoder | Reader, compile: bool | None = None) -> Reader
     return reader[compile]
 
 
-def _backend(weight: Tensor, compile: bool) -> Backend:
-    """Return the operations for the device and dtype of a decoder's weights."""
-    if compile:
-        return gpu_backend(weight.device) if weight.device.type == "cuda" else CompiledBackend()
-    return cpu_backend(weight.dtype) if weight.device.type == "cpu" else Backend()
+def _backend(model: AnyDecoder, compile: bool) -> Backend:
+    """Return the operations for the device and dtype of a decoder's weights: on a GPU of the parts
+    that compute there what operators compute."""
+    weight = model.heads.base.weight
+    if weight.device.type == "cpu":
+        return CompiledBackend() if compile else cpu_backend(weight.dtype)
+    if not compile:
+        return Backend()
+    parts = first_use.sound_parts("decoding", shapes_of(model), weight.device)
+    backend = Backend() if "compilation" not in parts else CompiledBackend()
+    if "kernels" in parts:
+        backend = gpu_backend(weight.device)
+    backend.captured = "graphs" in parts
+    return backend
+
+
+def shapes_of(decoder: AnyDecoder) -> dict[str, Any]:
+    """Return what the operations of a decoder depend on, with as few layers and texts as show
+    it, for `dcar.first_use`."""
+    config = asdict(decoder.config)
+    if isinstance(decoder, BackboneDecoder):
+        architecture = dict(config["architecture"])
+        layers = architecture["num_hidden_layers"]
+        for name, value in architecture.items():
+            if isinstance(value, list) and len(value) == layers:  # one entry a layer
+                architecture[name] = value[:LAYERS]
+        architecture |= {"num_hidden_layers": LAYERS, "vocab_size": TEXT_UNITS}
+        config |= {"architecture": architecture, "lora": None, "text_prefix": (), "text_suffix": ()}
+    else:
+        config |= {"num_layers": LAYERS, "text_vocab_size": TEXT_UNITS}
+    config |= {"tokenizer": "", "phonemes": ""}
+    dtype = str(decoder.heads.base.weight.dtype).removeprefix("torch.")
+    return {"kind": decoder.model_type, "config": config, "dtype": dtype}
 
 
 def _make_reader(model: AnyDecoder, compile: bool) -> Reader:
-    backend = _backend(model.heads.base.weight, compile)
+    backend = _backend(model, compile)
     if isinstance(model, BackboneDecoder):
         return LanguageReader(model, backend)
     if not isinstance(model, CARDecoder) or not all(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcar import first_use
 from dcar.optim.tensors import Tensors
 
 logger = logging.getLogger(__name__)
@@ -158,11 +159,12 @@ def tensors_of(*lists: list[Tensor]) -> Tensors:
     tensors = [tensor for each in lists for tensor in each]
     if tensors[0].is_cuda:
         reason = unsupported(tensors)
-        if reason is None:
+        if reason is not None:
+            warn(reason)
+        elif "kernels" in first_use.sound_parts("optimizer", {}, tensors[0].device):
             from dcar.optim.kernels import KernelTensors  # imports triton
 
             return KernelTensors(*lists)
-        warn(reason)
     return Tensors(*lists)
 
 

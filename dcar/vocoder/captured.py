@@ -11,6 +11,7 @@ depends on. What is computed again costs a GPU less than launching what streamin
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import asdict
 from functools import partial
 from threading import Lock
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dcar import first_use
 from dcar.decoding.columns import power_of_two, round_up
 from dcar.decoding.graphs import StepGraphs
 from dcar.vocoder.network import VocoderNetwork
@@ -143,8 +145,16 @@ def captured_synthesis(network: VocoderNetwork) -> CapturedSynthesis:
     """Return the synthesis of a vocoder on its present device."""
     captured = _captured.get(network)
     if captured is None or captured.device != network.device:
-        captured = _captured[network] = CapturedSynthesis(network)
+        captured = _captured[network] = CapturedSynthesis(network, _graphs_of(network))
     return captured
+
+
+def _graphs_of(network: VocoderNetwork) -> bool | None:
+    """Return False if graphs are wrong on this GPU; else None, the default."""
+    if network.device.type == "cpu":
+        return None
+    case = {"config": asdict(network.config)}
+    return None if "graphs" in first_use.sound_parts("vocoder", case, network.device) else False
 
 
 class WindowedVocoder:

@@ -283,7 +283,7 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(doctor.CHECKS, "packaged models", lambda: "not looked at here")
     assert status_of(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["ok"] * 6 + ["FAIL"]
+    assert [line.split()[0] for line in lines] == ["ok"] * 7 + ["FAIL"]
     assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1]
     assert "torch 2." in lines[0] and "CPU kernels" in lines[3]
 

@@ -23,6 +23,7 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
+from dcar.sources.code import code_digest
 from dcar.sources.packages import imported
 from dcar.text.readings import spoken_words
 from dcar.text.wer import character_errors, word_costs
@@ -469,6 +470,12 @@ def path_of(reward: str | Reward) -> str:
         return reward
     name = getattr(reward, "__qualname__", "")
     return f"{getattr(reward, '__module__', '')}.{name}" if name else name_of(reward)
+
+
+def version_of(reward: str | Reward) -> str:
+    """Return the name of a reward, of one that is not built in with the digest of its code."""
+    own = "" if isinstance(reward, str) else f"@{code_digest(reward)[:8]}"
+    return f"{path_of(reward)}{own}"
 
 
 def asks_recognizer(rewards: Sequence[str | Reward]) -> bool:

@@ -45,7 +45,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     out = Path(config.output_dir)
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
-        settings=resumed_settings(config),
+        settings=resumed_settings(config) | {"reward_funcs": trainer.reward_versions},
         seed=config.seed,
         base_checksum=trainer.policy.config.base_checksum,
         precision=precision_of(trainer.base),

@@ -64,6 +64,7 @@ from rl.rewards import (
     needs_sound,
     path_of,
     score,
+    version_of,
     weighted_sum,
 )
 from rl.rollout import Roller, RolloutBatch, log_probs_of
@@ -139,6 +140,7 @@ class DCPOTrainer(ResilientTrainer):
             reward_funcs = [reward_funcs]
         named = import_rewards(reward_funcs)  # before anything is loaded
         args.reward_funcs = [path_of(reward) for reward in named]
+        self.reward_versions = [version_of(reward) for reward in named]
         decoder = required(args, "decoder") if decoder is None else decoder
         self.base = (
             load_decoder(decoder, args.device, dtype=args.dtype)

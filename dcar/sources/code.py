@@ -7,6 +7,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def code_digest(code: Any, base: type = object) -> str:
     It covers the module where each class of its hierarchy below `base` is written, and what those
     import: of this project modules of the same package (but not of that of `base`, an engine with a
     version of its own); of a user's own code modules of the same package, or next to it. Comments,
-    docstrings and layout do not count.
+    docstrings and layout do not count. Of what is written in a notebook it covers the definition.
     """
     while isinstance(code, functools.partial):
         code = code.func
@@ -36,6 +37,8 @@ def code_digest(code: Any, base: type = object) -> str:
         if below and (_same_owner(first, module) or _top(module) in OURS):
             _collect(module, modules, sys.modules[base.__module__].__package__ or "")
     texts = [(name, _text(module)) for name, module in sorted(modules.items())]
+    if not getattr(first, "__file__", None):  # of a notebook
+        texts.append((first.__name__, _source(of)))
     return hashlib.sha256(repr([of.__qualname__, *texts]).encode()).hexdigest()
 
 
@@ -91,12 +94,23 @@ def _imports(module: ModuleType) -> Iterator[str]:
 
 def _tree(module: ModuleType) -> ast.Module | None:
     """Return the syntax tree of a module; None for one that is not written in Python."""
-    file = Path(module.__file__ or "")
+    file = Path(getattr(module, "__file__", None) or "")
     return ast.parse(file.read_bytes()) if file.suffix == ".py" else None
+
+
+def _source(of: Any) -> str:
+    """Return a definition that is in no file; without its text, the code of a function."""
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError):
+        code = getattr(of, "__code__", None)
+        return repr((code.co_code, code.co_consts, code.co_names)) if code else of.__qualname__
 
 
 def _text(module: ModuleType) -> str:
     """Return a module's code without comments, docstrings and layout."""
+    if not getattr(module, "__file__", None):
+        return ""
     tree = _tree(module)
     if tree is None:
         return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()

@@ -1,9 +1,11 @@
 """DCPO end to end in the toy world: rollouts, updates, learning, resuming, processes, bad input."""
 
+import importlib
 import json
 import os
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -673,6 +675,21 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(tmp_path, six):
         {"step": 6, "changed": {"max_steps": [-1, 7], "learning_rate": [3e-3, 2e-4]}}
     ]
     assert "learning_rate: 0.0002" in (tmp_path / "config.yaml").read_text()
+
+
+def test_an_edited_reward_is_another_run(tmp_path, monkeypatch):
+    """Half of a policy trained by one reward and half by another would be neither's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "def mine(completions, **columns):\n    return [{} * len(c) for c in completions]\n"
+    for factor, name in ((1, "first"), (2, "edited")):
+        (tmp_path / "own_reward.py").write_text(text.format(factor))
+        sys.modules.pop("own_reward", None)
+        importlib.invalidate_caches()
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        if name == "first":
+            trained(tmp_path / "run", max_steps=1, reward_funcs=["own_reward.mine"])
+    with pytest.raises(CheckpointError, match=r"reward_funcs=\['own_reward.mine@\w{8}'\] .here"):
+        trained(tmp_path / "run", max_steps=2, reward_funcs=["own_reward.mine"])
 
 
 class Fails(ToyRecognizer):

@@ -1,6 +1,7 @@
 """Chunk rules, verifiers and scorers of another package, by their dotted path."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -191,3 +192,17 @@ def test_scorers_by_path():
         load_scorers(["plugged.rules.Gone"])
     with pytest.raises(ConfigError, match="'plugged.rules.nothing'"):
         load_scorers(["plugged.rules.nothing"])
+
+
+def test_a_definition_of_a_notebook_has_a_digest_of_its_own():
+    """Its module has no file."""
+    notebook = types.ModuleType("notebook_cell")
+    sys.modules["notebook_cell"] = notebook
+    try:
+        digests = []
+        for factor in (1, 1, 2):
+            exec(f"def mine(x):\n    return {factor} * x", notebook.__dict__)
+            digests.append(code_digest(notebook.mine))
+    finally:
+        del sys.modules["notebook_cell"]
+    assert digests[0] == digests[1] != digests[2]

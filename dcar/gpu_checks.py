@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dcar import first_use
-from dcar.decoding import DecodeResult, Engine, FixedChunk, Prompt
+from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
 from dcar.decoding.readers import TEXT_UNITS, reader_of
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.car import CARConfig, CARDecoder
@@ -27,6 +27,14 @@ from dcar.sampling import SamplingConfig
 from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.captured import CapturedSynthesis
 from dcar.vocoder.model import TokenVocoder
+from heads.chunk_scorer import ChunkScorerConfig
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+)
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -53,7 +61,7 @@ def made_decoder(case: Mapping[str, Any]) -> AnyDecoder:
 
 def check_decoding(case: Mapping[str, Any], device: torch.device) -> None:
     """Compare tokens in float32: one row and several, which end and begin at different steps, by
-    three kinds of sampling; and logits in the decoder's own type."""
+    three kinds of sampling and by policies; and hidden states in the decoder's own type."""
     torch.set_float32_matmul_precision("highest")
     decoder = made_decoder(case).to(device)
     codes, heads = decoder.config.speech_vocab_size, decoder.config.num_prediction_heads
@@ -66,27 +74,49 @@ def check_decoding(case: Mapping[str, Any], device: torch.device) -> None:
         )
         for i, (units, past) in enumerate([(3, 4), (11, 9), (23, 2), (6, 17)])
     ]
-    for settings in SAMPLINGS:
+    fixed = FixedChunk(min(3, heads))
+    cases: list[tuple[Method, dict[str, Any], int]] = [
+        (fixed, settings, rows) for settings in SAMPLINGS for rows in (1, 3)
+    ]
+    cases += [(policy, {}, 3) for policy in made_policies(decoder)]
+    for method, settings, rows in cases:
         # a low temperature: random weights give flat distributions, of which rounding draws others
         sampling = SamplingConfig(
             temperature=0.2, max_tokens=TOKENS, max_tokens_per_text_unit=2, **settings
         )
-        method = FixedChunk(min(3, heads))
-        for rows in (1, 3):
-            expected, got = (
-                Engine(reader, method, sampling, rows, graphs=captures).decode(prompts, seed=1)
-                for reader, captures in (
-                    (reader_of(decoder, compile=False), False),
-                    (reader_of(decoder, compile=True), graphs),
-                )
+        expected, got = (
+            Engine(reader, method, sampling, rows, graphs=captures).decode(prompts, seed=1)
+            for reader, captures in (
+                (reader_of(decoder, compile=False), False),
+                (reader_of(decoder, compile=True), graphs),
             )
-            for a, b in zip(expected, got, strict=True):
-                if a.tokens != b.tokens:
-                    raise Differs(
-                        f"other tokens in float32 ({rows} rows, {settings or 'plain sampling'})"
-                    )
+        )
+        for a, b in zip(expected, got, strict=True):
+            if a.tokens != b.tokens:
+                how = ", ".join([method.name, f"rows {rows}", *map(str, settings.items())])
+                raise Differs(f"other tokens in float32 ({how})")
     if case["dtype"] != "float32":
         check_rounding(decoder, getattr(torch, case["dtype"]), prompts, graphs)
+
+
+@torch.no_grad()
+def made_policies(decoder: AnyDecoder) -> list[PolicyChunk]:
+    """Return policies of both kinds with random weights; none for a decoder with one head."""
+    config, device = decoder.config, decoder.speech_embedding.weight.device
+    hidden, heads = config.hidden_size, config.num_prediction_heads
+    if heads == 1:
+        return []
+    scorer = ChunkScorerConfig(hidden, heads, config.speech_vocab_size + 1)
+    policies: list[ChunkPolicy] = [
+        HiddenPolicy(HiddenPolicyConfig(hidden, heads, width=64, num_attention_heads=2)),
+        CandidatePolicy(CandidatePolicyConfig(hidden, heads, chunk_scorer=scorer)),
+    ]
+    for policy in policies:  # untrained ones are uniform, so that rounding would decide
+        for parameter in policy.parameters():
+            parameter.normal_(std=0.2)
+        policy.eval().to(device)
+    before, after = policies
+    return [PolicyChunk(before), PolicyChunk(after, num_candidates=2)]
 
 
 def check_rounding(

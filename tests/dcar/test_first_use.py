@@ -48,7 +48,7 @@ def gpu(monkeypatch, tested, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(first_use, "run_check", tested)
         monkeypatch.setattr(first_use, "_known", {})
-        monkeypatch.setattr(gpu_checks, "TOKENS", 8)
+        monkeypatch.setattr(gpu_checks, "TOKENS", 6)
         monkeypatch.setattr(gpu_checks, "SAMPLINGS", gpu_checks.SAMPLINGS[::2])
         yield device
 
@@ -82,15 +82,29 @@ def replay_wrongly(graph):
 # --- parts that are right, and wrong --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["car", "backbone"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("car", torch.bfloat16),
+        pytest.param("car", torch.float32, marks=pytest.mark.slow),
+        pytest.param("backbone", torch.float32, marks=pytest.mark.slow),
+        ("backbone", torch.bfloat16),
+    ],
+)
 def test_right_parts_are_all_used(gpu, kind, dtype):
     decoder = tiny_decoder(**WIDE) if kind == "car" else tiny_backbone()
     case = shapes_of(decoder) | {"dtype": str(dtype).removeprefix("torch.")}
     assert first_use.compare("decoding", case, gpu) == (ALL, [])
 
 
-@pytest.mark.parametrize("how", ["sum", "nan", "launch"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sum",
+        pytest.param("nan", marks=pytest.mark.slow),
+        pytest.param("launch", marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_part_is_replaced_and_named_and_speech_is_right(gpu, monkeypatch, caplog, how):
     sampling = SamplingConfig(temperature=0.5, max_tokens=16, max_tokens_per_text_unit=2)
     decoder = tiny_decoder(**WIDE)

@@ -53,10 +53,14 @@ class Differs(Exception):
 def made_decoder(case: Mapping[str, Any]) -> AnyDecoder:
     """Return a decoder of these shapes with random weights, in float32."""
     torch.manual_seed(0)
-    config = dict(case["config"])
-    if case["kind"] == BackboneDecoder.model_type:
+    config = _settings(case)
+    if case["language"]:
         return BackboneDecoder(BackboneConfig(**config)).eval()
     return CARDecoder(CARConfig(**config)).eval()
+
+
+def _settings(case: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in case["config"].items()}
 
 
 def check_decoding(case: Mapping[str, Any], device: torch.device) -> None:
@@ -155,7 +159,7 @@ def check_vocoder(case: Mapping[str, Any], device: torch.device) -> None:
     """Compare captured synthesis with the same operations: a batch of several lengths, and again
     with other tokens."""
     torch.manual_seed(0)
-    vocoder = TokenVocoder(VocoderConfig(**case["config"])).to(device).eval()
+    vocoder = TokenVocoder(VocoderConfig(**_settings(case))).to(device).eval()
     config = vocoder.config
     speaker = torch.randn(3, config.speaker_dim)
     captured = CapturedSynthesis(vocoder)

@@ -1,7 +1,7 @@
 """Readers of decoders, with the operations for the device of their weights; each is kept until
 the weights change."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +15,8 @@ from dcar.decoding.gpu.backend import gpu_backend
 from dcar.decoding.language import LanguageReader
 from dcar.decoding.reader import CARReader, Reader
 from dcar.errors import ConfigError
-from dcar.model.backbones.decoder import BackboneDecoder
-from dcar.model.car import CARDecoder
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder
 from heads.checkpoint import weights_signature
 from heads.layers import TransformerLayer
@@ -62,8 +62,11 @@ def _backend(model: AnyDecoder, compile: bool) -> Backend:
 def shapes_of(decoder: AnyDecoder) -> dict[str, Any]:
     """Return what the operations of a decoder depend on, with as few layers and texts as show
     it, for `dcar.first_use`."""
-    config = asdict(decoder.config)
-    if isinstance(decoder, BackboneDecoder):
+    language = isinstance(decoder, BackboneDecoder)
+    names = [f.name for f in fields(BackboneConfig if language else CARConfig)]  # not a draft's own
+    config = {name: value for name, value in asdict(decoder.config).items() if name in names}
+    config |= {"tokenizer": "", "phonemes": ""}
+    if language:
         architecture = dict(config["architecture"])
         layers = architecture["num_hidden_layers"]
         for name, value in architecture.items():
@@ -73,9 +76,8 @@ def shapes_of(decoder: AnyDecoder) -> dict[str, Any]:
         config |= {"architecture": architecture, "lora": None, "text_prefix": (), "text_suffix": ()}
     else:
         config |= {"num_layers": LAYERS, "text_vocab_size": TEXT_UNITS}
-    config |= {"tokenizer": "", "phonemes": ""}
     dtype = str(decoder.heads.base.weight.dtype).removeprefix("torch.")
-    return {"kind": decoder.model_type, "config": config, "dtype": dtype}
+    return {"language": language, "config": config, "dtype": dtype}
 
 
 def _make_reader(model: AnyDecoder, compile: bool) -> Reader:

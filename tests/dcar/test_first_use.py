@@ -1,6 +1,8 @@
 """Parts for GPUs that are made wrong on purpose are found, named and replaced, on the stand-in of
 tests/toys/fake_gpu.py; and the processes that compare them."""
 
+import json
+
 import fake_gpu
 import pytest
 import torch
@@ -13,6 +15,7 @@ from dcar import first_use, gpu_checks
 from dcar.decoding import FixedChunk, Prompt, compiled, decode, readers
 from dcar.decoding.backend import Backend
 from dcar.decoding.readers import shapes_of
+from dcar.model.draft import build_draft
 from dcar.optim import scaled_adam
 from dcar.optim.tensors import Tensors
 from dcar.sampling import SamplingConfig
@@ -29,7 +32,7 @@ def tested(monkeypatch):
     def run(use, case, device, parts):
         monkeypatch.setattr(first_use, "under_test", frozenset(parts))
         try:
-            gpu_checks.CHECKS[use](case, torch.device(device))
+            gpu_checks.CHECKS[use](json.loads(json.dumps(case)), torch.device(device))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -197,6 +200,15 @@ def test_full_memory_is_no_verdict(gpu, monkeypatch, caplog):
         monkeypatch.setattr(first_use, "_known", {})
         assert first_use.sound_parts("decoding", case, gpu) == ALL
     assert caplog.text.count("its memory is full") == 1
+
+
+def test_a_draft_is_compared_as_a_decoder_of_its_shape():
+    target = tiny_decoder(**WIDE)
+    draft = build_draft(tiny_decoder(num_layers=4, **WIDE))
+    assert "target_checksum" not in shapes_of(draft)["config"]
+    made = gpu_checks.made_decoder(json.loads(json.dumps(shapes_of(draft))))
+    assert made.config.num_prediction_heads == 1
+    assert made.config.hidden_size == target.config.hidden_size
 
 
 def test_without_a_gpu_nothing_is_compared(monkeypatch):

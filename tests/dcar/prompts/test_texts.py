@@ -36,7 +36,18 @@ def test_the_shipped_lists_are_what_their_description_says():
     }
     lines = [line.split("\t")[1].split() for line in text_list("short").read_text().splitlines()]
     assert {len(words) for words in lines} == {1, 2, 3, 4}
-    assert len({t.text for t in short}) == 80 and set(LISTS) == {"hard", "short"}
+    assert len({t.text for t in short}) == 80
+
+    thousand = read_texts("thousand")
+    kinds = ("names", "numbers", "clauses", "lists", "dialogue")
+    assert Counter(t.category for t in thousand) == dict.fromkeys(kinds, 200)
+    lengths = [
+        len(line.split("\t")[1].split()) for line in text_list("thousand").read_text().splitlines()
+    ]
+    assert (min(lengths), max(lengths)) == (5, 21)
+    assert len({t.text for t in thousand}) == 1000
+    assert not {t.text for t in thousand} & {t.text for t in (*texts, *short)}
+    assert set(LISTS) == {"hard", "short", "thousand"}
 
 
 def test_wrong_lines_are_named_with_their_numbers(tmp_path):

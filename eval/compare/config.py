@@ -27,8 +27,8 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         [SPLIT],
         "Sets of texts, each with its own rows and tests; NAME:N = N texts of it. split = the "
         "sentences of the split. Texts without recordings are synthesised with the prompts of the "
-        "split in turn: hard, short, thousand = the shipped ones, else a file with one text per line. The "
-        "first set is used for references, audio and pictures.",
+        "split in turn: hard, short, thousand = the shipped ones, else a file with one text per "
+        "line. The first set is used for references, audio and pictures.",
     )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")

@@ -85,13 +85,17 @@ def verdict(result: Result) -> list[str]:
                 said.add((measured.texts, a, b))
                 differences = "; ".join(map(difference, pairs))
                 sentences.append(f"{measured.title.capitalize()}, {a} − {b}: {differences}.")
-        if measured.whole:
-            sentences += [
-                f"{measured.title.capitalize()}: {variety_sentence(of)}"
-                for of in measured.equal_variety
-                if of.test
-            ]
-    return [*sentences, *missing(of for each in result.comparisons for of in each.equal_variety)]
+        for of in measured.equal_variety:
+            if of.test and (measured.texts, of.axis, of.method) not in said:
+                said.add((measured.texts, of.axis, of.method))
+                sentences.append(f"{measured.title.capitalize()}: {variety_sentence(of)}")
+    lacking = [
+        of
+        for measured in result.comparisons
+        for of in measured.equal_variety
+        if (measured.texts, of.axis, of.method) not in said
+    ]
+    return [*sentences, *missing(lacking)]
 
 
 def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:

@@ -126,9 +126,8 @@ def _lack(of: EqualVariety) -> str:
             "give two seeds to compare at equal variety."
         )
     return (
-        f"No fixed sizes have the variety of {of.method} ({of.variety:.3f}) at its "
-        f"{AXES[of.axis].quantity}; to compare at equal variety, add sizes around it at other "
-        "temperatures, such as car-8@t0.7."
+        f"No fixed sizes of the variety and speed of {of.method} were compared: to compare at "
+        "equal variety, add sizes around it at other temperatures, such as car-8@t0.7."
     )
 
 

@@ -4,17 +4,16 @@ Kernels of our own, compiled operations and CUDA graphs may be wrong in ways tha
 sum, a race, a driver's fault. So the first model of some shapes on a device decides, in a process
 of its own and within a limit of time, which parts compute what plain operators compute
 (dcar/gpu_checks.py). The others are replaced by operators, with a warning. The verdict is kept by
-device, driver, versions, shapes and the code of this package: it takes half a minute once.
+device, driver, versions, shapes and the code of this package.
 """
 
 import fcntl
 import hashlib
 import json
 import logging
-import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -42,7 +41,13 @@ ORDERS: dict[str, list[frozenset[str]]] = {
 }
 """Sets of parts in the order in which they are tried, for what uses them. After the last, operators
 alone are used."""
-FOLDERS = ("decoding", "vocoder", "optim", "model", "sampling.py", "ties.py", "repetition.py")
+CODE = (
+    *("dcar/gpu_checks.py", "dcar/sampling.py", "dcar/ties.py", "dcar/repetition.py"),
+    *("dcar/decoding/**/*.py", "dcar/model/**/*.py", "dcar/vocoder/**/*.py", "dcar/optim/*.py"),
+    "heads/*.py",
+)
+"""Files on which a verdict depends."""
+NO_ROOM = ("out of memory", "busy or unavailable")  # errors of a GPU that is full, or not shared
 under_test: frozenset[str] | None = None  # in a process that compares: these parts
 _known: dict[tuple[str, str, str], frozenset[str]] = {}
 
@@ -71,11 +76,14 @@ def _verdict(use: str, case: Mapping[str, Any], device: Any) -> frozenset[str]:
         if not verdict.exists():
             logger.info("%s: comparing the parts for this GPU with plain operators, once", use)
             parts, faults = compare(use, case, device)
-            if any("out of memory" in fault for fault in faults):
+            # a first fault of another kind stands: those parts are wrong, and not used
+            if faults and any(sign in faults[0] for sign in NO_ROOM):
                 logger.warning(
                     "%s: the parts for this GPU were not compared with plain operators, because "
-                    "its memory is full; run `dcar doctor` while it is free",
+                    "its memory is full or it serves one process (%s); run `dcar doctor` while it "
+                    "is free",
                     use,
+                    faults[0],
                 )
                 return ORDERS[use][0]
             said = {"use": use, "parts": sorted(parts), "faults": faults, **where}
@@ -98,21 +106,12 @@ def compare(use: str, case: Mapping[str, Any], device: Any) -> tuple[frozenset[s
     return frozenset(), faults
 
 
-def run_check(
-    use: str, case: Mapping[str, Any], device: Any, parts: Sequence[str] | frozenset[str]
-) -> str | None:
+def run_check(use: str, case: Mapping[str, Any], device: Any, parts: Iterable[str]) -> str | None:
     """Compare parts with operators in a process of its own. Return what is wrong, if anything."""
     command = [sys.executable, "-m", "dcar.gpu_checks", use, str(device), ",".join(sorted(parts))]
-    launch = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    alone = {name: value for name, value in os.environ.items() if name not in launch}
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(case),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            env=alone,
+            command, input=json.dumps(case), capture_output=True, text=True, timeout=LIMIT_S
         )
     except subprocess.TimeoutExpired:
         return f"no result after {LIMIT_S:g} s"
@@ -140,13 +139,10 @@ def describe(device: Any) -> dict[str, str]:
 
 def _code() -> str:
     """Return the digest of the code whose results are compared."""
-    here, code = Path(__file__).parent, hashlib.sha256()
-    for name in FOLDERS:
-        path = here / name
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+    root, code = Path(__file__).parents[1], hashlib.sha256()
+    for pattern in CODE:
+        for file in sorted(root.glob(pattern)):
             code.update(file.read_bytes())
-    for file in sorted((here.parent / "heads").glob("*.py")):
-        code.update(file.read_bytes())
     return code.hexdigest()
 
 

@@ -341,7 +341,7 @@ class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
 
     @property
     def judges_by_wer(self) -> bool:
-        """Whether the best checkpoint is the one with the fewest word errors."""
+        """True if the best checkpoint is the one with the fewest word errors."""
         return (self.metric_for_best_model or "").startswith("eval_wer")
 
     @property

@@ -52,9 +52,10 @@ def _backend(model: AnyDecoder, compile: bool) -> Backend:
     if not compile:
         return Backend()
     parts = first_use.sound_parts("decoding", shapes_of(model), weight.device)
-    backend = Backend() if "compilation" not in parts else CompiledBackend()
     if "kernels" in parts:
-        backend = gpu_backend(weight.device)
+        backend: Backend = gpu_backend(weight.device)
+    else:
+        backend = CompiledBackend() if "compilation" in parts else Backend()
     backend.captured = "graphs" in parts
     return backend
 

@@ -330,7 +330,7 @@ class Speaker:
         try:
             yield engine
         except Exception:
-            failed = True  # not used again
+            failed = True  # raised again; this engine is not used again
             raise
         finally:  # also after a stream that nobody heard to its end
             if not failed:

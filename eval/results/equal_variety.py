@@ -65,13 +65,14 @@ def shares_at(
     variety and speed; empty if the rows do not enclose it."""
     sizes = []
     for size in sorted({_size(row) for row in fixed}):
-        at_size = [(row, v) for row in fixed if _size(row) == size and (v := variety_of(row))]
-        if shares := _between(variety, {r.method: v for r, v in at_size}, SAME_VARIETY):
+        of_size = [row for row in fixed if _size(row) == size]
+        places = {row.method: v for row in of_size if (v := variety_of(row)) is not None}
+        if shares := _between(variety, places, SAME_VARIETY):
             sizes.append((sum(share * speeds[m] for m, share in shares.items()), shares))
     of_sizes = _between(speed, {i: reached for i, (reached, _) in enumerate(sizes)}, SAME_SPEED)
     return {
-        method: of_size * share
-        for i, of_size in of_sizes.items()
+        method: share_of_size * share
+        for i, share_of_size in of_sizes.items()
         for method, share in sizes[i][1].items()
     }
 

@@ -202,6 +202,13 @@ def test_full_memory_is_no_verdict(gpu, monkeypatch, caplog):
     assert caplog.text.count("its memory is full") == 1
 
 
+def test_wrong_parts_are_not_used_because_memory_is_full_later(gpu, monkeypatch):
+    faults = iter(["Differs: other tokens", *["torch.OutOfMemoryError: out of memory"] * 4])
+    monkeypatch.setattr(first_use, "run_check", lambda *case: next(faults))
+    case = shapes_of(tiny_decoder(**WIDE))
+    assert first_use.sound_parts("decoding", case, gpu) == frozenset()
+
+
 def test_a_draft_is_compared_as_a_decoder_of_its_shape():
     target = tiny_decoder(**WIDE)
     draft = build_draft(tiny_decoder(num_layers=4, **WIDE))

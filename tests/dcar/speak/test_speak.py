@@ -333,7 +333,7 @@ def test_a_stream_that_is_left_keeps_the_engine_and_one_that_fails_does_not(
 def test_a_used_speaker_can_be_sent_to_another_process(models, parts):
     speaker = Speaker.load(models / "decoder", **parts, seed=3)
     said = speaker.generate("Good morning.", models / "voice.wav")
-    sent = pickle.loads(pickle.dumps(speaker))
+    sent = pickle.loads(pickle.dumps(speaker))  # its own bytes, as multiprocessing sends them
     assert not sent._engines and speaker._engines
     assert sent.generate("Good morning.", models / "voice.wav").tokens == said.tokens
 

@@ -74,6 +74,13 @@ def test_a_row_that_equals_the_policy_is_taken_alone():
     assert shares_at(0.97 * least, 1.0 * slowest, fixed, speeds) == {"car-4@t0.5": 1.0}
 
 
+def test_rows_without_variety_are_places_too():
+    """At temperature 0 all renderings are the same."""
+    fixed = [row_of("car-8@t0", 0.0, 8.0, 0.1), row_of("car-8@t0.5", 0.04, 8.0, 0.2)]
+    shares = shares_at(0.01, 8.0, fixed, speeds_of(fixed, AXIS))
+    assert shares == pytest.approx({"car-8@t0": 0.75, "car-8@t0.5": 0.25})
+
+
 @pytest.mark.parametrize(
     ("variety", "speed"), [(0.001, 8.0), (0.2, 8.0), (0.045, 2.0), (0.045, 14.0)]
 )

@@ -77,13 +77,13 @@ def _shipped() -> str:
     from dcar.model.car import CARDecoder
     from dcar.prompts.together import check_together, made_by
     from dcar.sources.shipped import shipped
-    from dcar.text.inventory import PHONEME_VERSION
+    from dcar.text.units import units_for
     from dcar.tokens.load import load_tokenizer
     from dcar.vocoder.model import TokenVocoder
     from heads.policy import ChunkPolicy
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
-    origin = made_by(load_tokenizer("starter"), PHONEME_VERSION)
+    origin = made_by(load_tokenizer("starter"), units_for())
     check_together(
         decoder, origin, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder"))
     )

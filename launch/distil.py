@@ -281,9 +281,11 @@ class Teacher:
         )
         wers: list[float | None] = [None] * len(chosen)
         if self.recognizer is not None:
-            texts = transcripts(self.recognizer, waves, vocoder.sample_rate)
+            languages = [items[i].language for i in chosen]
+            texts = transcripts(self.recognizer, waves, vocoder.sample_rate, languages)
             wers = [
-                word_errors(items[i].text, text).rate for i, text in zip(chosen, texts, strict=True)
+                word_errors(items[i].text, text, items[i].language).rate
+                for i, text in zip(chosen, texts, strict=True)
             ]
         for i, wave, wer in zip(chosen, waves, wers, strict=True):
             similarity = None

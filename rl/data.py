@@ -18,7 +18,7 @@ from rl.config import DCPOConfig, required
 
 COLUMNS = (
     "utterance_id text_ids prompt_ids text speaker speaker_embedding reference_tokens "
-    "prompt_utterance_id duration prompt_text_units"
+    "prompt_utterance_id duration prompt_text_units language"
 ).split()
 
 

@@ -155,11 +155,11 @@ class ShownDCPO(ShownProgress):
     }
 
     def evaluation(self, logs: dict[str, Any]) -> str:
-        """Return word errors and tokens per pass of an evaluation."""
+        """Return errors (WER, or CER) and tokens per pass of an evaluation."""
         if "eval_wer" not in logs:
             return ""
         return (
-            f"WER {100 * logs['eval_wer']:.2f} % at {logs['eval_tokens_per_pass']:.2f} tokens per "
-            f"pass (sampled {100 * logs['eval_wer_sampled']:.2f} % at "
+            f"errors {100 * logs['eval_wer']:.2f} % at {logs['eval_tokens_per_pass']:.2f} tokens "
+            f"per pass (sampled {100 * logs['eval_wer_sampled']:.2f} % at "
             f"{logs['eval_tokens_per_pass_sampled']:.2f})"
         )

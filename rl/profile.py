@@ -34,13 +34,15 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.wer import NORMALIZER, corpus_wer
+from dcar.text.wer import corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
 from rl.transcription import (
     RolloutRecord,
+    check_languages,
     check_recognizer,
     ground_truth_errors,
+    normalizers_of,
     synthesise,
     transcribe,
 )
@@ -138,7 +140,7 @@ def profile(
         rows=rows,
         range=sorted(row.k for row in best),
         recognizer=recognizer.name,
-        normalizer=NORMALIZER,
+        normalizer=normalizers_of(items),
         base_checksum=base.checksum() if hasattr(base, "checksum") else "",
         utterances=len(items),
         seeds=seeds,
@@ -204,6 +206,7 @@ def run(config: ProfileConfig) -> Profile:
     )
     vocoder = vocoder_for(base, config.data, items, config.vocoder, device)
     recognizer = load_recognizer(config.recognizer, device)
+    check_languages(recognizer, items, needed=False)
     recordings = corpus_wer(list(ground_truth_errors(items, vocoder, recognizer).values())).wer
     check_recognizer(recognizer.name, recordings, config.max_reward_wer)
     result = profile(
@@ -232,7 +235,7 @@ def run(config: ProfileConfig) -> Profile:
 
 
 def table(result: Profile) -> str:
-    lines = ["  k   WER %   95 % interval    S    D    I  tokens/pass  truncated"]
+    lines = ["  k  error %  95 % interval    S    D    I  tokens/pass  truncated"]
     for r in result.rows:
         mark = "*" if r.k in result.range else " "
         ends = " – ".join(f"{100 * end:5.1f}" for end in r.ci) if r.ci else "–"

@@ -25,7 +25,7 @@ from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.sources.code import code_digest
 from dcar.sources.packages import imported
-from dcar.text.readings import spoken_words
+from dcar.text.languages import language_of
 from dcar.text.wer import character_errors, word_costs
 from rl.credit import Located
 from rl.transcription import (
@@ -62,8 +62,8 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     completions: generated tokens (completion_ids too, as in TRL); chunk_sizes: sizes of all
     decisions; prompts, text: text to be spoken; text_ids: its phonemes; audio: float32 samples,
     None if the vocoder failed; transcripts: None if there is no transcript; reference_tokens:
-    tokens of the recording; utterance_id, speaker, duration (seconds of the recording); rollouts:
-    everything (`RolloutRecord`). Further columns of the data set follow.
+    tokens of the recording; utterance_id, speaker, language, duration (seconds of the recording);
+    rollouts: everything (`RolloutRecord`). Further columns of the data set follow.
     """
     items = [r.item for r in records]
     # copies, because a reward may change what it receives in place
@@ -78,6 +78,7 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
         "speaker": [i.speaker for i in items],
         "utterance_id": [i.utterance_id for i in items],
         "duration": [i.duration for i in items],
+        "language": [i.language for i in items],
         "transcripts": [r.transcript for r in records],
         "rollouts": records,
     }
@@ -280,7 +281,7 @@ class CERReward:
         return [
             NAN
             if r.transcript is None
-            else -min(character_errors(r.item.text, r.transcript).rate, self.cap)
+            else -min(character_errors(r.item.text, r.transcript, r.item.language).rate, self.cap)
             for r in rollouts
         ]
 
@@ -326,7 +327,7 @@ class LikelihoodReward:
         else:
             values = {
                 id(r): value
-                for r, value in answers(rollouts, of_texts(self.recognizer.log_likelihood))
+                for r, value in answers(rollouts, of_texts(self.recognizer, "log_likelihood"))
             }
         values |= {id(r): self.floor for r in rollouts if r.is_silent}
         return [
@@ -354,9 +355,11 @@ def located_words(alignment: Alignment, record: RolloutRecord, cap: float) -> Lo
     """Return the units of a rollout's text that are in wrong words, as shares of its words, at
     most `cap` in total. Frames and tokens divide the same speech; the rollout must have tokens.
     Subwords divide the characters evenly."""
-    characters, units = word_costs(record.item.text, alignment.transcript), len(alignment.costs)
+    item, units = record.item, len(alignment.costs)
+    characters = word_costs(item.text, alignment.transcript, item.language)
     errors = np.bincount(np.arange(len(characters)) * units // len(characters), characters, units)
-    rate = errors / len(spoken_words(record.item.text).split())
+    rules = language_of(item.language)
+    rate = errors / len(rules.split(rules.words(item.text)))
     return _located(units * rate * min(1.0, cap / max(rate.sum(), cap)), alignment, record)
 
 

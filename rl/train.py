@@ -62,7 +62,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         truth = trainer.ground_truth
         recordings = "recordings not transcribed"
         if truth.errors:
-            recordings = f"WER of the recordings {truth.corpus():.3f}"
+            recordings = f"error rate of the recordings {truth.corpus():.3f}"
         logger.info(
             "%d training prompts, %d processes, guidance range %s, policy of %s parameters, %s",
             len(trainer.train_dataset),

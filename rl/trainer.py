@@ -73,6 +73,7 @@ from rl.transcription import (
     GroundTruth,
     RolloutRecord,
     UnusedRecognizer,
+    check_languages,
     check_recognizer,
     synthesise,
     transcribe,
@@ -216,6 +217,10 @@ class DCPOTrainer(ResilientTrainer):
         """Measure the WER of the recordings under the reward recogniser: a term of the reward
         wer, and a check for the others. Raises RewardError if it makes too many errors."""
         args, items = self.args, self.train_dataset.items
+        if asks_recognizer(named):
+            needed = args.credit == "decision" or "log_likelihood" in named
+            evaluated = self.eval_dataset.items if self.eval_dataset else []
+            check_languages(self.recognizer, [*items, *evaluated], needed)
         if "wer" not in named:  # the other rewards need it only for the check
             items = items[:: max(1, -(-len(items) // RECORDINGS_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(

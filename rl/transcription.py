@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,9 +23,10 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, RewardError
 from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, by_language, in_language, transcripts
 from dcar.recognition.ctc import Alignment
-from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
+from dcar.text.languages import DEFAULT, language_of
+from dcar.text.wer import WordErrors, corpus_wer, word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
@@ -66,7 +68,8 @@ class RolloutRecord:
 
     def set_transcript(self, transcript: str) -> None:
         """Store a transcript and its word errors."""
-        self.transcript, self.errors = transcript, word_errors(self.item.text, transcript)
+        self.transcript = transcript
+        self.errors = word_errors(self.item.text, transcript, self.item.language)
 
     def fail(self, cause: str) -> None:
         """Store the reason why a reward is missing, unless there is one already."""
@@ -109,12 +112,22 @@ def answers(
             yield record, answer
 
 
-def of_texts(method: Callable[..., Sequence[T]]) -> Callable[[list[RolloutRecord]], Sequence[T]]:
-    """Return a function of rollouts that calls a recogniser's method with their waveforms,
-    sampling rate and texts."""
-    return lambda rows: method(
-        [r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows]
-    )
+def of_texts(recognizer: Any, method: str) -> Callable[[list[RolloutRecord]], Sequence[Any]]:
+    """Return a function of rollouts that calls a method of a recogniser, for each language, with
+    their waveforms, sampling rate and texts."""
+
+    def ask(records: list[RolloutRecord]) -> Sequence[Any]:
+        return by_language(
+            recognizer,
+            [r.item.language for r in records],
+            lambda own, rows: getattr(own, method)(
+                [records[i].wave for i in rows],
+                records[0].sample_rate,
+                [records[i].item.text for i in rows],
+            ),
+        )
+
+    return ask
 
 
 def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
@@ -125,7 +138,7 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
 
     def texts(rows: Sequence[RolloutRecord]) -> list[str]:
         waves = [r.wave for r in rows if r.wave is not None]
-        return recognizer.transcribe(waves, rows[0].sample_rate)
+        return transcripts(recognizer, waves, rows[0].sample_rate, [r.item.language for r in rows])
 
     for record, text in answers(ready, texts):
         record.set_transcript(text)
@@ -142,7 +155,7 @@ def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
         for r in records
         if r.wave is not None and r.failure is None and recognizer not in r.alignments
     ]
-    for record, alignment in answers(ready, of_texts(recognizer.align)):
+    for record, alignment in answers(ready, of_texts(recognizer, "align")):
         record.alignments[recognizer] = alignment
         if record.transcript is None:
             record.set_transcript(alignment.transcript)
@@ -160,6 +173,41 @@ def check_aligns(reward: str, recognizer: Any) -> None:
             f"{recognizer.name} does not: set credit=utterance, or use a CTC recogniser (starter, "
             "encoder:…, nemo:… or ctc:…)"
         )
+
+
+def normalizers_of(items: Sequence[PromptItem]) -> str:
+    """Return the names of the rules by which the texts of prompts are compared."""
+    languages = {item.language for item in items} or {DEFAULT}
+    return " ".join(sorted(language_of(code).normalizer for code in languages))
+
+
+def check_languages(recognizer: Any, items: Sequence[PromptItem], needed: bool) -> None:
+    """Raise ConfigError if a recogniser does not transcribe the language of a prompt. Log the
+    characters of the texts that it does not know, which its transcripts never have; raise
+    RewardError if they are `needed`, for likelihoods and alignments."""
+    unknown: Counter[str] = Counter()
+    texts = 0
+    for language in sorted({item.language for item in items}):
+        own = in_language(recognizer, language)
+        if not hasattr(own, "unknown"):
+            continue
+        for item in items:
+            if item.language == language and (strange := own.unknown(item.text)):
+                unknown.update(strange)
+                texts += 1
+    if not unknown:
+        return
+    named = " ".join(c for c, _ in unknown.most_common(20))
+    problem = (
+        f"recogniser {recognizer.name} does not know {len(unknown)} characters of {texts} of "
+        f"{len(items)} texts ({named})"
+    )
+    if needed:
+        raise RewardError(
+            f"{problem}, so they have no likelihood; use a recogniser with this alphabet, or "
+            "remove the texts"
+        )
+    logger.warning("%s: they count as errors in every rollout", problem)
 
 
 class UnusedRecognizer:
@@ -212,7 +260,7 @@ def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
     if not wer > limit:
         return
     raise RewardError(
-        f"recogniser {recognizer} makes {100 * wer:.0f} % word errors on the corpus' own "
+        f"recogniser {recognizer} makes {100 * wer:.0f} % errors on the corpus' own "
         f"recordings, resynthesised from their tokens, more than max_reward_wer={limit:g}: as a "
         "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine or "
         "whisper-base (if it is neither the judge nor the tokenizer) with "
@@ -234,7 +282,7 @@ class GroundTruth:
     def __init__(self, path: Path, identity: str, items: Sequence[PromptItem]):
         """Read the file. identity: of the recogniser and the vocoder."""
         self.path, self.items = path, items
-        digest = hashlib.sha256(f"{identity} {NORMALIZER}".encode())
+        digest = hashlib.sha256(f"{identity} {normalizers_of(items)}".encode())
         for item in items:
             digest.update(
                 json.dumps(

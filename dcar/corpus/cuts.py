@@ -108,6 +108,7 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
             duration=float(cut["duration"]),
             source=source,
             sample_rate=int(cut["recording"]["sampling_rate"]),
+            language=str(cut["supervisions"][0].get("language") or ""),
         )
     except BadRow as bad:
         raise BadRow(f"cut {name}: {bad}", name) from None

@@ -7,6 +7,7 @@ recognizer=…` transcribes them.
 import csv
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -183,7 +184,7 @@ def _table(file: Path) -> Iterator[Row]:
             return next((header.index(name) for name in names if name in header), None)
 
         audio, text, speaker = column(AUDIO_COLUMNS), column(TEXT_COLUMNS), column(SPEAKER_COLUMNS)
-        own, split = column(ID_COLUMNS), column(("split",))
+        own, split, language = column(ID_COLUMNS), column(("split",)), column(("language",))
         if audio is None:
             raise DataError(
                 f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first "
@@ -191,7 +192,7 @@ def _table(file: Path) -> Iterator[Row]:
             )
 
         stretch = {header.index(n): n for n in STRETCH if n in header}
-        used = {audio, text, speaker, own, split, *stretch}
+        used = {audio, text, speaker, own, split, language, *stretch}
         note_unused(str(file), tuple(n for at, n in enumerate(header) if at not in used))
 
         def place(recording: str) -> Path:
@@ -219,7 +220,7 @@ def _table(file: Path) -> Iterator[Row]:
                 raise BadRow(f"no recording in the column {header[audio or 0]}", name)
             if not who:
                 note_one_speaker(str(file))
-            return _utterance(
+            made = _utterance(
                 name or Path(recording).stem,
                 said,
                 who or file.parent.name,
@@ -229,6 +230,7 @@ def _table(file: Path) -> Iterator[Row]:
                 canonical_split(of) if of else None,
                 source,
             )
+            return made if language is None else replace(made, language=cells[language].strip())
 
         for number, cells, fault in lines:
             source = f"{file}:{number}"

@@ -64,8 +64,8 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
 
 
 def _columns(rows: Any, path: str) -> dict[str, str]:
-    """Return the names of the columns of audio, text, speaker, id and split; "" for any of the
-    last three that is absent."""
+    """Return the names of the columns of audio, text, speaker, id, split and language; "" for any
+    of the last four that is absent."""
     import datasets
 
     features = rows.features
@@ -87,6 +87,7 @@ def _columns(rows: Any, path: str) -> dict[str, str]:
         "speaker": first(SPEAKER_COLUMNS),
         "id": first(ID_COLUMNS),
         "split": first(("split",)),
+        "language": first(("language",)),
     }
     note_unused(path, tuple(name for name in features if name not in columns.values()))
     return columns
@@ -109,6 +110,7 @@ def _utterance(
     who = row[speaker] if speaker else None
     if who is None:
         note_one_speaker(source.rpartition(":")[0])
+    language = row[columns["language"]] if columns["language"] else ""
     return Utterance(
         uid,
         row[text],
@@ -116,6 +118,7 @@ def _utterance(
         audio,
         split=canonical_split(str(row[own])) if own and row[own] else split,
         source=source,
+        language=language if isinstance(language, str) else "",
     )
 
 

@@ -33,7 +33,8 @@ from dcar.corpus.rows import (
 from dcar.errors import DataError
 from dcar.storage import text_lines
 
-REQUIRED, OPTIONAL = ("id", "audio", "text", "speaker"), ("prompt_audio", "prompt_text", "split")
+REQUIRED = ("id", "audio", "text", "speaker")
+OPTIONAL = ("prompt_audio", "prompt_text", "split", "language")
 """Keys of a row of a JSONL manifest."""
 SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
@@ -199,6 +200,8 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
     for key in OPTIONAL:
         if row.get(key) is not None and not isinstance(row[key], str):
             raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
+    if row.get("language") is not None and not row["language"].strip():
+        raise BadRow("its language is empty; give a code of ISO 639, or omit the key", row["id"])
     split = canonical_split(row["split"]) if row.get("split") else known_split(file.stem)
     prompt = row.get("prompt_audio")
     return Utterance(
@@ -210,6 +213,7 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
         prompt_audio=str(first_file([file.parent / prompt])) if prompt else None,
         prompt_text=row.get("prompt_text"),
         source=source,
+        language=row.get("language") or "",
     )
 
 

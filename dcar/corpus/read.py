@@ -30,10 +30,11 @@ from dcar.corpus.rows import (
     accents_of,
     describe,
 )
+from dcar.corpus.texts import CorpusTexts
 from dcar.errors import AudioError, DataError, TextError
 from dcar.progress import Progress
 from dcar.sources.shipped import shipped
-from dcar.text.phonemes import text_to_ids
+from dcar.text.languages import language_of
 
 READERS = {
     "starter": layouts.starter_parts,
@@ -153,7 +154,8 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
                 yield Problem(row.id, row.source, fault)
             else:  # the same name with accents of another form is the same person
                 composed = [accents_of(name)[0] for name in (row.id, row.speaker)]
-                yield replace(row, id=composed[0], speaker=composed[1])
+                language = language_of(row.language).code if row.language else ""
+                yield replace(row, id=composed[0], speaker=composed[1], language=language)
     except OSError as error:
         yield Problem(
             "",
@@ -178,6 +180,11 @@ def _fault(u: Utterance) -> str | None:
             return f"{label}: the path is not UTF-8; rename the file or folder"
     if u.prompt_audio is not None and u.prompt_audio == audio:
         return "its prompt is its own recording; name another one of the speaker"
+    if u.language:
+        try:
+            language_of(u.language)
+        except TextError as error:
+            return str(error)
     if u.duration is not None and not (math.isfinite(u.duration) and u.duration > 0):
         return f"a duration of {u.duration} s; correct it"
     return None
@@ -187,6 +194,7 @@ def validate_corpus(
     utterances: list[Utterance],
     min_seconds: float,
     max_seconds: float,
+    texts: CorpusTexts | None = None,
     *,
     num_workers: int = 1,
     progress: bool = False,
@@ -195,14 +203,16 @@ def validate_corpus(
     missing, unreadable, not finite or silent, duration outside min_seconds…max_seconds, a prompt
     that is unreadable, shorter than 1 s or longer than max_seconds.
 
-    One row may have several problems. All audio is decoded, `num_workers` files at a time.
+    One row may have several problems. All audio is decoded, `num_workers` files at a time. texts:
+    rules by which texts are read, those of the default language if not given.
     """
+    texts = texts or CorpusTexts()
     problems: list[Problem] = []
     first: dict[str, str] = {}
     with ThreadPoolExecutor(num_workers) as pool:
 
         def look(u: Utterance) -> list[Problem]:
-            return examine(u, min_seconds, max_seconds)[0]  # without the audio, which fills memory
+            return examine(u, min_seconds, max_seconds, texts)[0]  # without the audio: memory
 
         looked = Progress(
             pool.map(look, utterances),
@@ -226,7 +236,7 @@ def validate_corpus(
 
 
 def examine(
-    u: Utterance, min_seconds: float, max_seconds: float
+    u: Utterance, min_seconds: float, max_seconds: float, texts: CorpusTexts
 ) -> tuple[list[Problem], Decoded | None, Decoded | None]:
     """Return the problems of an utterance, and its audio and its prompt's as decoded (waveform,
     rate), None if there is none. A sample rate below that of encoders is noted, once for each."""
@@ -239,7 +249,7 @@ def examine(
     for label, text in (("text", u.text), ("prompt_text", u.prompt_text)):
         if text is not None:
             try:
-                text_to_ids(text)
+                texts.check(u, text)
             except TextError as error:
                 hint = "" if text.strip() else ", or set recognizer=whisper-base"
                 report(f"utterance {u.id}: {label}: {error}{hint}")

@@ -119,6 +119,7 @@ class Utterance:
     prompt_text: str | None = None
     source: str = ""
     sample_rate: int | None = None  # Hz, if the corpus says
+    language: str = ""  # code of ISO 639, if the corpus says
 
     def _audio(self) -> str | bytes | AudioSegment:
         return self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio

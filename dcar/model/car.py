@@ -100,9 +100,11 @@ class CARConfig(SpeechVocabulary):
     )
     # so that data of another one is refused
     tokenizer: str = setting("", "Name and checksum of the speech tokenizer.", recorded=True)
-    phonemes: str = setting("", "Version of the phoneme inventory.", recorded=True)
+    phonemes: str = setting("", "Name of the text units.", recorded=True)
+    languages: tuple[str, ...] = setting((), "Languages of the corpus.", recorded=True)
 
     def __post_init__(self):
+        self.languages = tuple(self.languages)
         check(self)
 
 

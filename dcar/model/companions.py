@@ -2,19 +2,19 @@
 
 import json
 import logging
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from dcar.errors import CheckpointError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.causal_lm import TextTokenizer
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
+from dcar.model.base import DecoderConfig
 from dcar.model.load import Shipped, load_decoder_config
 from dcar.sources.shipped import resolve
-from dcar.text.inventory import TEXT_TOKENIZER
-from dcar.text.phonemes import text_to_ids
+from dcar.text.languages import UNDETERMINED, language_of
+from dcar.text.units import TEXT_TOKENIZER, TextUnits, units_for, units_named
 from heads.policy import ChunkPolicy
 
 logger = logging.getLogger(__name__)
@@ -50,14 +50,40 @@ def note_temperature(directory: str | Path, temperature: float) -> None:
         )
 
 
-def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:
-    """Return the function that encodes text as ids for the decoder in `directory`: its own
-    tokenizer, or phonemes."""
+def language_for(
+    units: TextUnits, config: DecoderConfig, asked: str = "", where: str = "language"
+) -> str:
+    """Return the language in which a decoder is to read a text: the one asked for, or the only one
+    that it knows; UNDETERMINED if it does not say. Raises ConfigError for a language that it was
+    not trained on, and if none of several is asked for."""
+    known = units.languages or config.languages
+    names = ", ".join(f"{code} ({language_of(code).name})" for code in known)
+    if asked:
+        code = language_of(asked).code
+        if known and code not in known:
+            raise ConfigError(
+                f"{where}={asked}: the decoder was not trained on {language_of(code).name}, but on "
+                f"{names}"
+            )
+        return code
+    if len(known) > 1:
+        raise ConfigError(f"{where} is not set: the decoder speaks {names}; choose one")
+    return known[0] if known else UNDETERMINED
+
+
+def text_units(directory: str | Path, starter: Shipped = "decoder") -> TextUnits:
+    """Return the units in which the decoder in `directory` reads text: phonemes, characters, or the
+    tokens of its own tokenizer. Raises CheckpointError or AssetError if they are missing."""
     directory = resolve(str(directory), starter)
     config = load_decoder_config(directory)
+    if not config.phonemes:
+        return units_for()
     if not config.phonemes.startswith(TEXT_TOKENIZER):
-        return text_to_ids
-    tokenizer = TextTokenizer.from_pretrained((directory / TEXT_TOKENIZER_FOLDER).absolute())
+        return units_named(config.phonemes, directory)
+    normalize = config.phonemes.partition("+")[2]
+    tokenizer = TextTokenizer.from_pretrained(
+        (directory / TEXT_TOKENIZER_FOLDER).absolute(), normalize
+    )
     if tokenizer.name != config.phonemes:
         raise CheckpointError(
             f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was "

@@ -16,7 +16,7 @@ from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.text.inventory import TEXT_TOKENIZER
+from dcar.text.units import TEXT_TOKENIZER
 from heads.checkpoint import check_trained_for
 
 AnyDecoder = CARDecoder | BackboneDecoder

@@ -45,7 +45,7 @@ from dcar.prepare.shards import Contents, CorpusPart, Loaded, UtteranceJob
 from dcar.process import own_device, workers
 from dcar.progress import Progress
 from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
-from dcar.text.readings import normalize_transcript
+from dcar.text.languages import language_of
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class WholeCorpus:
             digest.update(
                 json.dumps(
                     [u.id, u.text, u.speaker, u.split, u.duration, u.prompt_text, u.source]
+                    + ([u.language] if u.language else [])
                 ).encode()
             )
             for audio in (u.audio, u.prompt_audio):
@@ -92,11 +93,13 @@ class WholeCorpus:
 
     def validate(self) -> list[Problem]:
         """Decode every chosen recording and return all bad rows."""
-        config = self.config
+        config, texts = self.config, self.config.texts
+        texts.note(texts.others(self.rows))
         return self.problems + validate_corpus(
             self.rows,
             config.min_seconds,
             config.max_seconds,
+            texts,
             num_workers=workers(config.num_proc),
             progress=self.progress,
         )
@@ -207,7 +210,7 @@ class StreamedCorpus:
                 running += 1
 
     def _examined(self, rows: list[Row], pool: ThreadPoolExecutor) -> Contents:
-        config = self.config
+        config, texts = self.config, self.config.texts
         utterances = [u for u in rows if isinstance(u, Utterance)]
         placed = [(u, split_of(u, config)) for u in utterances]
         chosen = [(u, split) for u, split in placed if split in config.splits]
@@ -216,7 +219,7 @@ class StreamedCorpus:
         loaded: dict[str, Loaded] = {}
         problems = [r for r in rows if isinstance(r, Problem)]
         examined = pool.map(
-            lambda pair: examine(pair[0], config.min_seconds, config.max_seconds), in_time
+            lambda pair: examine(pair[0], config.min_seconds, config.max_seconds, texts), in_time
         )
         for (u, split), (fault, audio, prompt) in zip(in_time, examined, strict=True):
             problems += fault
@@ -225,7 +228,9 @@ class StreamedCorpus:
             loaded[u.source] = audio, prompt
             jobs[split] += [UtteranceJob(u, speed) for speed in speeds_of(split, config)]
         others = other_splits((split for _, split in placed), config)
-        return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(in_time), others)
+        left_out = len(chosen) - len(in_time)
+        strange = texts.others(u for u, _ in in_time)
+        return Contents(jobs, loaded, problems, len(rows), left_out, others, strange)
 
 
 def speeds_of(split: str, config: PrepareConfig) -> tuple[float, ...]:
@@ -242,10 +247,10 @@ def in_range(u: Utterance, config: PrepareConfig) -> bool:
     return seconds is None or config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
 
 
-def sentence(u: Utterance) -> str:
+def sentence(u: Utterance, language: str) -> str:
     """Return the words by which corpora without splits are divided, so that no sentence is in two
-    splits, however it is written; the text itself if it has no English words."""
-    return normalize_transcript(u.text) or " ".join(u.text.lower().split())
+    splits, however it is written; the text itself if it has no words."""
+    return language_of(u.language or language).canonical(u.text) or " ".join(u.text.lower().split())
 
 
 def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
@@ -257,13 +262,14 @@ def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list
     """
     if all(u.split is None for u in utterances):
         sentences = sorted(
-            {sentence(u) for u in utterances}, key=lambda t: hashlib.sha256(t.encode()).digest()
+            {sentence(u, config.language) for u in utterances},
+            key=lambda t: hashlib.sha256(t.encode()).digest(),
         )
         dev = _held_out(config.dev_fraction, len(sentences))
         test = _held_out(config.test_fraction, len(sentences))
         held_out = dict.fromkeys(sentences[:dev], "dev")
         held_out |= dict.fromkeys(sentences[dev : dev + test], "test")
-        splits = [held_out.get(sentence(u), "train") for u in utterances]
+        splits = [held_out.get(sentence(u, config.language), "train") for u in utterances]
     else:
         splits = [u.split or "train" for u in utterances]
     chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
@@ -445,7 +451,8 @@ def split_of(u: Utterance, config: PrepareConfig) -> str:
     two splits."""
     if u.split is not None:
         return u.split
-    share = int.from_bytes(hashlib.sha256(sentence(u).encode()).digest()[:8], "big") / 2**64
+    words = sentence(u, config.language)
+    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
     if share < config.dev_fraction:
         return "dev"
     return "test" if share < config.dev_fraction + config.test_fraction else "train"

@@ -25,6 +25,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     COLUMNS,
+    LANGUAGE_COLUMNS,
     RESIDUAL_COLUMNS,
     check_out_dir,
     load_prepared,
@@ -35,13 +36,14 @@ from dcar.prepare.prepared import (
     with_recorded,
 )
 from dcar.process import run_claimed
-from dcar.text.inventory import PHONEME_VERSION, WORD_BOUNDARY
-from dcar.text.phonemes import encode_phonemes
+from dcar.text.common import FIRST, WORD_BOUNDARY
+from dcar.text.languages import DEFAULT, language_of
+from dcar.text.units import TEXT_TOKENIZER
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SPACE, COMMA, STOP = encode_phonemes([WORD_BOUNDARY, ",", "."])
+SPACE, COMMA, STOP = map(FIRST.index, (WORD_BOUNDARY, ",", "."))
 MOST = 3  # largest number of utterances joined into one
 COMMAS = 0.6  # share of the full stops within a joined utterance that become commas
 
@@ -107,17 +109,18 @@ def joined(
     if len(rows) == 1:
         return rows[0]
     texts, ids, speech = [], list[int](), list[int]()
+    between = language_of(rows[0].get("language", DEFAULT)).separator
     for place, row in enumerate(rows, 1):
         text, text_ids = row["text"].rstrip(), list(row["text_ids"])
         if place < len(rows) and text_ids[-1:] == [STOP] and rng.random() < commas:
             text, text_ids[-1] = text.removesuffix(".") + ",", COMMA
         texts.append(text)
-        ids += [SPACE, *text_ids] if ids else text_ids
+        ids += [SPACE, *text_ids] if ids and between else text_ids
         speech += row["speech"]
     columns = {
         **rows[0],
         "id": "+".join(row["id"] for row in rows),
-        "text": " ".join(texts),
+        "text": between.join(texts),
         "text_ids": ids,
         "speech": speech,
         "duration": sum(row["duration"] for row in rows),
@@ -139,10 +142,15 @@ def join(config: JoinConfig) -> Path:
     layers = infos[0].tokenizer.layers
     for folder, info in zip(config.data, infos, strict=True):
         check_out_dir(out, read=folder)
-        if info.phonemes != PHONEME_VERSION:
+        if info.phonemes.startswith(TEXT_TOKENIZER):
             raise ConfigError(
                 f"data: {folder} has text ids of a language model; join the corpus that it was "
                 "made from, then run mode=retokenize"
+            )
+        if info.phonemes != infos[0].phonemes:
+            raise DataError(
+                f"{folder}: has text ids of {info.phonemes}, but {config.data[0]} has those of "
+                f"{infos[0].phonemes}; prepare both in the same language and units"
             )
         if info.tokenizer.identity != infos[0].tokenizer.identity:
             raise DataError(
@@ -159,6 +167,7 @@ def join(config: JoinConfig) -> Path:
     names = [rows.unique("speaker") for rows in train]
     note_equal_speakers([info.corpus for info in infos], names)
     columns = [*COLUMNS, *(RESIDUAL_COLUMNS if layers else ())]
+    columns += [name for name in LANGUAGE_COLUMNS if name in train[0].column_names]
     kept = columns
     if any("recorded" in rows.column_names for rows in train):
         train, kept = list(map(with_recorded, train)), [*columns, "recorded"]

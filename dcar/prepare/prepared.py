@@ -32,12 +32,14 @@ from dcar.errors import DataError, check_format
 from dcar.prepare.columns import Split, read_columns, scan, write_columns
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, digest_once, file_differences, files_of, gigabytes, writing
-from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.text.languages import DEFAULT
+from dcar.text.units import Characters, SymbolUnits, is_phonemes, units_for, units_named
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,13 @@ RESIDUAL_COLUMNS: dict[str, str | list[str]] = {
 tokenizer.layers."""
 
 
+LANGUAGE_COLUMNS: dict[str, str | list[str]] = {
+    "language": "string",  # code of ISO 639
+    "prompt_text_ids": [TEXT_ID],
+}
+"""Further columns of a corpus that is not in the language of the shipped one."""
+
+
 def integer_type(size: int) -> str:
     """Return the smallest unsigned integer type for ids 0…size−1."""
     if size <= 1 << 8:
@@ -79,18 +88,20 @@ def integer_type(size: int) -> str:
 
 
 def features(
-    speech_size: int, text_size: int = TEXT_VOCAB_SIZE, residual: bool = False
+    speech_size: int, text_size: int = 0, residual: bool = False, language: bool = False
 ) -> datasets.Features:
     """Return the columns of a prepared split.
 
-    speech_size: number of speech codes per layer. text_size: number of text ids. residual: include
-    `RESIDUAL_COLUMNS`.
+    speech_size: number of speech codes per layer. text_size: number of text ids; 0 = that of the
+    default language's phonemes. residual: include `RESIDUAL_COLUMNS`, language: `LANGUAGE_COLUMNS`.
     """
     import datasets
 
+    text_size = text_size or units_for().size
     types = {SPEECH_TOKEN: integer_type(speech_size), TEXT_ID: integer_type(text_size)}
     columns: dict[str, Any] = {}
-    for name, kind in (COLUMNS | RESIDUAL_COLUMNS if residual else COLUMNS).items():
+    further = (RESIDUAL_COLUMNS if residual else {}) | (LANGUAGE_COLUMNS if language else {})
+    for name, kind in (COLUMNS | further).items():
         if isinstance(kind, list):
             columns[name] = datasets.List(datasets.Value(types.get(kind[0], kind[0])))
         else:
@@ -125,26 +136,54 @@ def assemble(
     work: Path,
     shards: Mapping[str, Sequence[Path]],
     record: Mapping[str, Any],
+    units: SymbolUnits | None,
     compress: bool = False,
 ) -> None:
     """Build datasets from the shards of every split in a hidden folder, rename it to `out` and
     remove the shards.
 
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the
-    phoneme inventory and the counts of each split. compress: write smaller files, which are read
-    into memory instead of being memory-mapped. Raises StorageError if they cannot be written.
+    text units and the counts of each split. units: of the text ids in the shards; None = there are
+    none yet, and the characters of all texts become the inventory. compress: write smaller files,
+    which are read into memory instead of being memory-mapped. Raises StorageError if they cannot be
+    written.
     """
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     made_by = record["tokenizer"]
-    columns = features(made_by["vocab_size"], residual="layers" in made_by)
+    collected = _collected([file for files in shards.values() for file in files], units)
+    languages = list(collected.languages)
+    columns = features(
+        made_by["vocab_size"],
+        collected.size,
+        residual="layers" in made_by,
+        language=languages != [DEFAULT] or units is None,
+    )
     with writing(out):
         for split, files in shards.items():
             (building / split).mkdir(parents=True)
-            _join(files, building / split / TABLE, columns, compress)
+            _join(files, building / split / TABLE, columns, compress, None if units else collected)
             _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
-        phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
-        put_in_place(building, out, list(shards), {"phonemes": phonemes, **record})
+        phonemes = {"version": collected.name, "size": collected.size}
+        if isinstance(collected, Characters):
+            phonemes |= collected.stored()
+        about = {"phonemes": phonemes, "languages": languages}
+        put_in_place(building, out, list(shards), {**about, **record})
+
+
+def _collected(files: Sequence[Path], units: SymbolUnits | None) -> SymbolUnits:
+    """Return the units of the text ids, or those with the characters of all shards."""
+    import pyarrow.parquet as pq
+
+    if units is not None:
+        return units
+    texts: set[str] = set()
+    languages: set[str] = set()
+    for file in files:
+        table = pq.read_table(file, columns=["text", "prompt_text", "language"])
+        texts |= {c for name in ("text", "prompt_text") for t in table[name].to_pylist() for c in t}
+        languages |= set(table["language"].to_pylist())
+    return Characters.collected(texts, sorted(languages))
 
 
 def put_in_place(building: Path, out: Path, splits: Sequence[str], info: Mapping[str, Any]) -> None:
@@ -242,9 +281,14 @@ def clean_up(out: Path) -> None:
 
 
 def _join(
-    files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool
+    files: Sequence[Path],
+    table_file: Path,
+    columns: datasets.Features,
+    compress: bool,
+    units: SymbolUnits | None,
 ) -> None:
-    """Write parquet shards as one Arrow stream, shard by shard."""
+    """Write parquet shards as one Arrow stream, shard by shard. units: of the text ids, if the
+    shards have none yet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -255,7 +299,21 @@ def _join(
         pa.ipc.new_stream(sink, schema, options=options) as writer,
     ):
         for file in files:
-            writer.write_table(pq.read_table(file).select(schema.names).cast(schema))
+            table = pq.read_table(file)
+            if units is not None:
+                table = _with_ids(table, units)
+            writer.write_table(table.select(schema.names).cast(schema))
+
+
+def _with_ids(table: pa.Table, units: SymbolUnits) -> pa.Table:
+    """Return a shard with the ids of its texts and of its prompts' texts."""
+    import pyarrow as pa
+
+    for texts, name in (("text", "text_ids"), ("prompt_text", "prompt_text_ids")):
+        ids = [units(text) if text else [] for text in table[texts].to_pylist()]
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.array(ids, pa.list_(pa.uint32())))
+    return table
 
 
 def copy_name(name: str, speed: float) -> str:
@@ -337,6 +395,15 @@ class PreparedInfo(Origin):
     files: dict[str, Any]  # name -> `digest`
     content: dict[str, Any]  # everything, as it was written
 
+    @property
+    def units(self) -> SymbolUnits:
+        """Units of its text ids, if they are phonemes or characters. Raises CheckpointError if an
+        installed package has others, AssetError without it."""
+        about = self.content["phonemes"]
+        if "symbols" in about:
+            return Characters(about["symbols"], about["languages"])
+        return units_named(self.phonemes)
+
 
 def prepared_folder(directory: str | Path) -> Path:
     """Return the folder of a prepared corpus, given the folder or "starter" for the one that
@@ -359,15 +426,19 @@ def prepared_info(directory: str | Path) -> PreparedInfo:
     try:
         tokenizer, inventory = TokenizerInfo(**content["tokenizer"]), content["phonemes"]["version"]
         corpus, counts, files = (content[name] for name in ("corpus", "counts", "files"))
-        info = PreparedInfo(tokenizer, inventory, corpus, counts, files, content)
+        languages = tuple(content.get("languages", [DEFAULT]))
+        info = PreparedInfo(
+            tokenizer, inventory, corpus, counts, files, content, languages=languages
+        )
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{directory}: prepared.json is incomplete ({error}); prepare again"
         ) from error
-    if inventory != PHONEME_VERSION and not inventory.startswith(TEXT_TOKENIZER):
+    # other units need what they were made with only where texts are read again
+    if languages == (DEFAULT,) and is_phonemes(inventory) and inventory != units_for().name:
         raise DataError(
             f"{directory}: has the phoneme inventory {inventory}, but this version uses "
-            f"{PHONEME_VERSION}; prepare again"
+            f"{units_for().name}; prepare again"
         )
     return info
 

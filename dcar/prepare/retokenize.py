@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, TextError
 from dcar.model.backbones.causal_lm import TextTokenizer
-from dcar.model.companions import text_encoder
+from dcar.model.companions import text_units
 from dcar.prepare.prepared import (
     check_out_dir,
     features,
@@ -49,11 +49,12 @@ def retokenize(config: RetokenizeConfig) -> Path:
     ConfigError, DataError, CheckpointError, TextError."""
     out = Path(config.out)
     check_out_dir(out, read=config.data)
-    tokenizer = text_encoder(config.decoder)
+    tokenizer = text_units(config.decoder)
     if not isinstance(tokenizer, TextTokenizer):
         raise ConfigError(
-            f"{config.decoder}: reads phonemes, which the corpus already has; use {config.data} "
-            "as it is"
+            f"{config.decoder}: reads {tokenizer.name}, not the tokens of a language model; "
+            f"{config.data} has {prepared_info(config.data).phonemes}: prepare the corpus in the "
+            "decoder's language and units"
         )
     info = prepared_info(config.data)
 

@@ -143,7 +143,7 @@ def _write_chunks(
 
         return speaker_encoder or SpeakerEncoder(own_device(config.device))
 
-    chunks = corpus.chunks(rank, world)
+    chunks, texts = corpus.chunks(rank, world), config.texts
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
     with (
         Progress(
@@ -161,7 +161,7 @@ def _write_chunks(
                 for split, file in shards.items():
                     rows = recordings[split]
                     table = tokenise(
-                        rows, tokenizer, encoder(), config.batch_seconds, config.residual
+                        rows, tokenizer, encoder(), config.batch_seconds, texts, config.residual
                     )
                     files[file] = write_shard(table, work / file)
                 written = {"shards": shards, "files": files, **record}
@@ -181,6 +181,7 @@ def _read(
 ) -> Iterator[tuple[CorpusPart, dict[str, Any] | None, dict[str, list[AnalysedJob]]]]:
     """Yield each chunk, the record of reading it, and its analysed recordings by split; None and
     no recordings if its shards exist."""
+    texts = config.texts
     for chunk in chunks:
         if read_chunk(work, chunk.name):
             yield chunk, None, {}
@@ -190,7 +191,7 @@ def _read(
         unusable = problems if config.skip_bad else None
         recordings = {
             split: analyse(
-                jobs, encoder(), rate, config.max_seconds, pool, contents.loaded, unusable
+                jobs, encoder(), rate, config.max_seconds, pool, texts, contents.loaded, unusable
             )
             for split, jobs in contents.jobs.items()
             if jobs
@@ -199,6 +200,7 @@ def _read(
             "rows": contents.rows,
             "filtered": contents.filtered,
             "others": dict(contents.others),
+            "strange": list(contents.strange),
             "problems": [asdict(p) for p in problems],
         }
         del contents  # the decoded audio is not needed while the models read it
@@ -248,6 +250,7 @@ def _assemble(
                 f"skip_bad=true (finished shards are kept):\n{describe(problems, 100)}"
             )
         others: Counter[str] = sum((Counter(r["others"]) for r in records), Counter())
+        config.texts.note([row for record in records for row in record["strange"]])
         warn_of_splits(others, [split for split, files in shards.items() if not files])
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
@@ -272,6 +275,7 @@ def _assemble(
             "filtered": filtered,
             "skipped": [asdict(p) for p in problems],
         },
+        config.texts.units,
         config.compress,
     )
 

@@ -13,10 +13,12 @@ from dcar.config import check, setting
 from dcar.config.commands import DeviceSettings, WaitSettings
 from dcar.corpus.read import KINDS
 from dcar.corpus.rows import Problem, describe
+from dcar.corpus.texts import CorpusTexts
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, split_faults
 from dcar.prepare.shards import Encoder
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.languages import DEFAULT
+from dcar.text.units import KINDS as UNITS
 from dcar.tokens.base import LayeredTokenizer
 
 if TYPE_CHECKING:
@@ -57,6 +59,17 @@ class PrepareConfig(DeviceSettings, WaitSettings):
     )
     residual: bool = setting(
         False, "Also store the codes of the tokenizer's other layers (codec:NAME@8)."
+    )
+    language: str = setting(
+        DEFAULT,
+        "Language of the corpus, a code of ISO 639 (zh, es, …); rows may name others in a column "
+        "`language`.",
+    )
+    units: str = setting(
+        "",
+        "Units in which decoders read text: phonemes of the language, or the characters of the "
+        "corpus, for any language and for several; empty = phonemes where the language has them.",
+        choices=("", *UNITS),
     )
     recognizer: str = setting(
         "",
@@ -111,6 +124,11 @@ class PrepareConfig(DeviceSettings, WaitSettings):
         check(self)
         if faults := self._faults():
             raise ConfigError(f"prepare: {faults[0]}")
+
+    @property
+    def texts(self) -> CorpusTexts:
+        """Rules by which the texts of the corpus are read."""
+        return CorpusTexts(self.language, self.units)
 
     def _faults(self) -> list[str]:
         """Return the broken rules between settings."""
@@ -196,10 +214,10 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
 
 
 # settings that decide where, whether and how fast to write; the tokenizer is represented by its
-# checksum, `residual` by the number of layers
+# checksum, `residual` by the number of layers, language and units by the name of the units
 NOT_IN_FINGERPRINT = (
     "out", "tokenizer", "residual", "path", "recognizer", "validate", "skip_bad", "batch_seconds",
-    "compress", "num_proc", "device", "wait_minutes",
+    "compress", "num_proc", "device", "wait_minutes", "language", "units",
 )  # fmt: skip
 # version of what is computed; a change of the storage (FORMAT_VERSION) does not change fingerprints
 CONTENT_VERSION = 3
@@ -214,7 +232,7 @@ def fingerprint_settings(
     encoder = "default"
     if speaker_encoder:
         encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__)
-    identity = [tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    identity = [tokenizer.name, tokenizer.checksum, config.texts.name, encoder]
     stamp: list[Any] = [CONTENT_VERSION, settings, *identity]
     if layers := stored_layers(config, tokenizer):
         stamp.append({"layers": layers})

@@ -21,10 +21,10 @@ import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
+from dcar.corpus.texts import CorpusTexts
 from dcar.errors import AudioError, DataError, TextError
 from dcar.prepare.prepared import copy_name, features, read_json
 from dcar.storage import file_differences, replacing, writing
-from dcar.text.phonemes import text_to_ids
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import prompt_statistics, with_embedding
 from dcar.voices.speech import find_speech
@@ -77,6 +77,7 @@ class Contents(NamedTuple):
     rows: int = 0
     filtered: int = 0
     others: Mapping[str, int] = MappingProxyType({})  # rows of other splits
+    strange: Sequence[str] = ()  # rows of other languages, see `CorpusTexts.others`
 
 
 class CorpusPart(NamedTuple):
@@ -139,16 +140,17 @@ def analyse(
     rate: int,
     max_seconds: float,
     pool: ThreadPoolExecutor,
+    texts: CorpusTexts,
     loaded: Mapping[str, Loaded] | None = None,
     problems: list[Problem] | None = None,
 ) -> list[AnalysedJob]:
     """Read and analyse the recordings of a shard in the workers, in the order of `jobs`.
 
     A slowed copy of more than `max_seconds`, or with such a prompt, is left out. rate: the
-    tokenizer's `input_rate`. loaded: recordings by `Utterance.source`, if they were decoded
-    already. problems: list to which rows that cannot be analysed (speech without a voice, for
-    example) are added, to be left out; without it, they raise AudioError or TextError with the
-    row's name.
+    tokenizer's `input_rate`. texts: rules by which texts are read. loaded: recordings by
+    `Utterance.source`, if they were decoded already. problems: list to which rows that cannot be
+    analysed (speech without a voice, for example) are added, to be left out; without it, they
+    raise AudioError or TextError with the row's name.
     """
 
     def one(job: UtteranceJob) -> AnalysedJob:
@@ -171,7 +173,7 @@ def analyse(
         longest = max(speech.seconds, voice.seconds if voice else 0)
         if job.speed != 1.0 and longest > max_seconds:
             return AnalysedJob(job, [], None, None)
-        return AnalysedJob(job, text_to_ids(u.text), speech, voice)
+        return AnalysedJob(job, texts.ids(u.text), speech, voice)
 
     return list(pool.map(one, jobs))
 
@@ -181,6 +183,7 @@ def tokenise(
     tokenizer: SpeechTokenizer,
     encoder: Encoder,
     batch_seconds: float,
+    texts: CorpusTexts,
     residual: bool = False,
 ) -> pa.Table:
     """Return the rows of one shard, in the order of `analysed`; the tokenizer reads audio in
@@ -218,13 +221,14 @@ def tokenise(
                 "prompt_text": u.prompt_text or "",
                 "prompt_speech": prompt_codes[0],
                 "prompt_voice": [] if row.prompt is None else next(prompt_voices),
+                "language": u.language or texts.language,
+                "prompt_text_ids": texts.ids(u.prompt_text) if u.prompt_text else [],
                 "residual": codes[1:].ravel(),
                 "prompt_residual": prompt_codes[1:].ravel(),
             }
         )
-    return pa.Table.from_pylist(
-        rows, schema=features(tokenizer.vocab_size, residual=residual).arrow_schema
-    )
+    columns = features(tokenizer.vocab_size, texts.size, residual, texts.has_language)
+    return pa.Table.from_pylist(rows, schema=columns.arrow_schema)
 
 
 def _encode(

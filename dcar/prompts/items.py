@@ -19,7 +19,8 @@ from dcar.decoding.records import Prompt
 from dcar.errors import DataError
 from dcar.prepare.columns import Split
 from dcar.prompts.chooser import PromptChooser
-from dcar.text.phonemes import text_to_ids
+from dcar.text.languages import DEFAULT
+from dcar.text.units import units_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class PromptItem(Prompt):
     # length of the prompt's own text in text_ids, 0 except in the continuation layout
     prompt_text_units: int = 0
     category: str = ""  # category of a listed text (dcar/prompts/texts.py)
+    language: str = DEFAULT  # code of ISO 639
     # further columns of its row, for reward functions
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,8 +80,8 @@ def make_prompts(
                     "the manifest and prepare the corpus again"
                 )
             name, speech, voice = f"{row['id']} (prompt)", row["prompt_speech"], row["prompt_voice"]
-            if not bos:  # a retokenized corpus contains the prompt's text ids
-                prompt_text_ids = row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
+            if not bos:  # a corpus contains them unless they are the default ones
+                prompt_text_ids = row.get("prompt_text_ids") or units_for()(row["prompt_text"])
         else:
             other = chooser.choose(i, rng)
             source, speech = split.rows[other], chooser.speech[other]
@@ -100,6 +102,7 @@ def make_prompts(
                 name,
                 row["duration"],
                 len(prompt_text_ids),
+                language=row.get("language", DEFAULT),
             )
         )
     return items

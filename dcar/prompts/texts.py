@@ -6,7 +6,7 @@ hard cases; `short`, 80 texts of one to four words; and `thousand`, 1,000 senten
 numbers, long clauses, lists and dialogue, enough to tell half a point of word errors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -16,7 +16,8 @@ from dcar.errors import DataError, TextError
 from dcar.prompts.items import PromptItem
 from dcar.sources.shipped import shipped
 from dcar.storage import text_lines
-from dcar.text.phonemes import normalize_text, text_to_ids
+from dcar.text.languages import DEFAULT, language_of
+from dcar.text.units import TextUnits, units_for
 
 # names of the lists that ship
 LISTS = {"hard": "hard_texts", "short": "short_texts", "thousand": "thousand_texts"}
@@ -34,9 +35,10 @@ class ListedText:
     """One text of a list."""
 
     id: str  # category and line number
-    text: str  # spoken form, with which a transcript is compared
+    text: str  # as it is read, with which a transcript is compared
     text_ids: tuple[int, ...]
     category: str = ""
+    language: str = DEFAULT
 
 
 def name_and_limit(texts: str) -> tuple[str, int]:
@@ -67,15 +69,20 @@ def text_list(source: str | Path) -> Path:
 
 
 def read_texts(
-    source: str | Path, encode: Callable[[str], list[int]] = text_to_ids
+    source: str | Path, units: TextUnits | None = None, language: str = DEFAULT
 ) -> list[ListedText]:
-    """Return the texts of a list, in order.
+    """Return the texts of a list in a language, in order.
 
-    encode: function from a text to the ids that a decoder reads. Raises DataError if the file
+    units: in which a decoder reads them, phonemes by default. Raises DataError if the file
     cannot be read or is empty, or, with their numbers, for lines that are malformed or cannot be
     pronounced.
     """
-    path = text_list(source)
+    path, units = text_list(source), units or units_for(language)
+    if str(source) in LISTS and language != DEFAULT:
+        raise DataError(
+            f"texts: the shipped list {source} is in {language_of(DEFAULT).name}, but the decoder "
+            f"speaks {language_of(language).name}; give a file with texts in it"
+        )
     if not path.is_file():
         raise DataError(
             f"{path}: no such file; give texts= a UTF-8 file with one text per line, or "
@@ -94,9 +101,10 @@ def read_texts(
             texts.append(
                 ListedText(
                     f"{kind or 'text'}-{number:04d}",
-                    normalize_text(text),
-                    tuple(encode(text)),
+                    units.spoken(text),
+                    tuple(units(text)),
                     kind,
+                    language,
                 )
             )
         except TextError as error:
@@ -129,6 +137,7 @@ def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> li
             reference_tokens=[],
             duration=0.0,
             category=text.category,
+            language=text.language,
         )
         for text, item in zip(texts, cycle(turns), strict=False)
     ]

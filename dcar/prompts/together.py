@@ -6,13 +6,17 @@ them calls `check_together`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dcar.errors import CheckpointError, DataError
+from dcar.text.languages import language_of
+from dcar.text.units import TextUnits
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.vocoder.base import Vocoder, check_speaks
 
 if TYPE_CHECKING:
+    from dcar.model.base import DecoderConfig
     from dcar.model.draft import AnyDecoder
     from dcar.tokens.base import SpeechTokenizer
 
@@ -44,6 +48,7 @@ def check_together(
             f"on those of {config.phonemes}; prepare the corpus for this decoder (`dcar prepare`, "
             "followed by mode=retokenize for a language model with its own text tokenizer)"
         )
+    check_languages(decoder.config, origin.languages, where)
     if vocoder is not None:
         if vocoder.vocab_size != config.speech_vocab_size:
             raise CheckpointError(
@@ -53,10 +58,21 @@ def check_together(
         check_speaks(vocoder, tokens_of)
 
 
-def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> Origin:
-    """Return the origin of ids made in this process. phonemes: PHONEME_VERSION, or the name of the
-    text tokenizer."""
+def check_languages(config: DecoderConfig, languages: Iterable[str], where: str) -> None:
+    """Raise DataError for a language that a decoder was not trained on, as far as it says."""
+    strange = set(languages) - set(config.languages)
+    if config.languages and strange:
+        names = ", ".join(sorted(language_of(code).name for code in strange))
+        known = ", ".join(language_of(code).name for code in config.languages)
+        raise DataError(
+            f"{where}: {names}, but the decoder was trained on {known}; use a decoder for it, or "
+            "train this one on a corpus that has both"
+        )
+
+
+def made_by(tokenizer: SpeechTokenizer, units: TextUnits) -> Origin:
+    """Return the origin of ids made in this process. units: of the texts."""
     info = TokenizerInfo(
         tokenizer.name, tokenizer.checksum, tokenizer.vocab_size, tokenizer.rate_hz
     )
-    return Origin(info, phonemes)
+    return Origin(info, units.name, languages=units.languages)

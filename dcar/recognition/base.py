@@ -4,16 +4,22 @@ All take float32 mono waveforms at any sample rate and return plain text, "" for
 that is empty or not finite raises AudioError.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, SILENCE_PEAK, resample
+from dcar.errors import ConfigError
+from dcar.text.languages import DEFAULT, language_of
 from dcar.tokens.base import by_length, check_waveform
 from dcar.voices.speech import windows
+
+T = TypeVar("T")
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
 """Samples that a recogniser needs at 16 kHz, one analysis window; shorter waveforms are padded
@@ -35,7 +41,8 @@ HuBERT-Large."""
 @runtime_checkable
 class Recognizer(Protocol):
     """Model that transcribes speech. `name` identifies its weights too: stored transcripts are
-    found again by it."""
+    found again by it. A recogniser of several languages, or of one that must be checked, also has
+    `in_language(code)`, which returns a recogniser for one."""
 
     name: str
 
@@ -43,6 +50,43 @@ class Recognizer(Protocol):
         """Return one transcript per float32 mono waveform [samples]; it may be "". Raises
         AudioError for an empty waveform or one with NaN."""
         ...
+
+
+def in_language(recognizer: Any, language: str) -> Any:
+    """Return a recogniser for speech in a language (code of ISO 639): that of its method
+    `in_language`, or itself without one. Raises ConfigError if it does not transcribe the
+    language."""
+    chosen = getattr(recognizer, "in_language", None)
+    return recognizer if chosen is None else chosen(language)
+
+
+def by_language(
+    recognizer: Any, languages: Sequence[str], ask: Callable[[Any, list[int]], Sequence[T]]
+) -> list[T]:
+    """Return one answer per row of several languages, in their order. ask: function from the
+    recogniser for a language and the indices of its rows to their answers."""
+    answers: dict[int, T] = {}
+    for language in dict.fromkeys(languages):
+        rows = [i for i, own in enumerate(languages) if own == language]
+        answers |= zip(rows, ask(in_language(recognizer, language), rows), strict=True)
+    return [answers[i] for i in range(len(languages))]
+
+
+class OneLanguage:
+    """Recogniser of speech in one language."""
+
+    name: str
+    language = DEFAULT
+
+    def in_language(self, language: str) -> OneLanguage:
+        """Return itself. Raises ConfigError for another language."""
+        if language != self.language:
+            raise ConfigError(
+                f"recogniser {self.name} transcribes {language_of(self.language).name}, not "
+                f"{language_of(language).name}; choose whisper-base, or whisper:…, nemo:… or ctc:… "
+                "with a model for it"
+            )
+        return self
 
 
 def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -80,13 +124,22 @@ def in_windows(
     return [" ".join(SOUNDS.sub(" ", text).split()) for text in words]
 
 
-def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate: int) -> list[str]:
+def transcripts(
+    recognizer: Recognizer,
+    waves: Sequence[np.ndarray],
+    sample_rate: int,
+    languages: Sequence[str] = (),
+) -> list[str]:
     """Return the transcript of every waveform, "" for one without samples.
 
-    See `Recognizer.transcribe`.
+    languages: of the waveforms, the default one if not given. See `Recognizer.transcribe`.
     """
     filled = [i for i, wave in enumerate(waves) if len(wave)]
-    spoken = recognizer.transcribe([waves[i] for i in filled], sample_rate)
+    spoken = by_language(
+        recognizer,
+        [languages[i] if languages else DEFAULT for i in filled],
+        lambda own, rows: own.transcribe([waves[filled[i]] for i in rows], sample_rate),
+    )
     texts = [""] * len(waves)
     for i, text in zip(filled, spoken, strict=True):
         texts[i] = text

@@ -11,8 +11,10 @@ them), but returns neither their costs nor whether a path exists.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import TextError
 from dcar.recognition.base import WINDOW_SECONDS, ctc_collapse, in_windows
-from dcar.text.readings import spoken_words
+from dcar.text.languages import DEFAULT, language_of
 from heads.checkpoint import Checkpoint
 
 
@@ -144,6 +146,7 @@ class CTCRecognizer(ABC):
 
     name: str
     blank: int
+    language = DEFAULT  # of the texts
     window_seconds = WINDOW_SECONDS  # longest waveform that is transcribed at once
 
     @abstractmethod
@@ -159,6 +162,25 @@ class CTCRecognizer(ABC):
     def symbols(self, text: str) -> list[int]:
         """Return the symbols of words in lower case. Raises TextError for characters that the
         model does not know."""
+
+    @property
+    def alphabet(self) -> Sequence[str]:
+        """Characters that its transcripts can contain, in lower case; none if it has subwords."""
+        return ()
+
+    def in_language(self, language: str) -> Any:
+        """Return this recogniser for texts in a language; whether the model knows its characters,
+        `unknown` says."""
+        if language == self.language:
+            return self
+        other = copy(self)
+        other.language = language
+        return other
+
+    def unknown(self, text: str) -> set[str]:
+        """Return the characters of a text's words that the model does not know."""
+        words = set(language_of(self.language).words(text))
+        return words - set(self.alphabet) if self.alphabet else set()
 
     def read(self, log_probs: Tensor) -> str:
         """Return the text of log-probabilities [frames, symbols]: the likeliest symbol of each
@@ -198,7 +220,7 @@ class CTCRecognizer(ABC):
     def _utterances(
         self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
     ) -> Iterator[Target]:
-        spoken = [spoken_words(text) for text in texts]
+        spoken = [language_of(self.language).words(text) for text in texts]
         if "" in spoken:
             index = spoken.index("")
             raise TextError(

@@ -95,6 +95,10 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
             for row, i in enumerate(rows):
                 yield i, log_probs[row, : lengths[row]]
 
+    @property
+    def alphabet(self) -> str:
+        return self.config.alphabet
+
     def spell(self, symbols: list[int]) -> str:
         return " ".join("".join(self.config.alphabet[s - 1] for s in symbols).split())
 

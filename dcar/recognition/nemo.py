@@ -25,6 +25,7 @@ from dcar.recognition.base import batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import identified
 from dcar.sources.packages import pip_extra
+from dcar.text.languages import language_of
 from heads.checkpoint import tensors_checksum
 
 CPU_BATCH_SECONDS = 20.0
@@ -93,6 +94,17 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
             on_cpu, counts = log_probs.cpu(), frames.tolist()
             for row, index in enumerate(indices):
                 yield index, on_cpu[row, : counts[row]]
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [] if self._subwords is not None else self._vocabulary
+
+    def unknown(self, text: str) -> set[str]:
+        if self._subwords is None:
+            return super().unknown(text)
+        of = self._subwords.text_to_ids
+        strange = of("\ue000")[-1:]  # a private character, which becomes the unknown subword
+        return {c for c in language_of(self.language).words(text) if of(c)[-1:] == strange}
 
     def spell(self, symbols: list[int]) -> str:
         if self._subwords is not None:

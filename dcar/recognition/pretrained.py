@@ -7,7 +7,8 @@ a hub name: Whisper, and wav2vec 2.0 or HuBERT with a CTC head.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.recognition.base import batches, in_windows, to_recognizer_rate
+from dcar.errors import ConfigError
+from dcar.recognition.base import OneLanguage, batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import from_hub, identified
 from dcar.sources.packages import moonshine_files, whisper_base_dir
+from dcar.text.languages import DEFAULT, language_of
 
 CPU_WINDOWS = 4
 GPU_WINDOWS = 16
@@ -48,7 +51,7 @@ def _most_tokens(wave: np.ndarray) -> int:
     return 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * 8)
 
 
-class MoonshineRecognizer(_OneByOne):
+class MoonshineRecognizer(_OneByOne, OneLanguage):
     """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
 
     The number of text tokens is capped by duration (6.5 per second + 4), because on noise the model
@@ -110,9 +113,33 @@ class MoonshineRecognizer(_OneByOne):
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
-class WhisperRecognizer(_OneByOne):
-    """whisper-base (MIT) through faster-whisper: int8, beam 1, temperature 0, no timestamps, no
-    history. It costs the same for every waveform up to 30 s."""
+class _Whisper:
+    """Whisper, which is told the language of the speech."""
+
+    name: str
+    language = DEFAULT
+    languages: frozenset[str]  # codes that the model knows; an English model knows none
+
+    def in_language(self, language: str) -> Any:
+        """Return this recogniser for speech in a language. Raises ConfigError if the model does
+        not know it."""
+        if language == self.language:
+            return self
+        if language not in self.languages:
+            which = "is an English model" if not self.languages else "does not know it"
+            raise ConfigError(
+                f"recogniser {self.name}: cannot transcribe {language_of(language).name}, it "
+                f"{which}; choose whisper-base, whisper:openai/whisper-large-v3, nemo:… "
+                "or ctc:…"
+            )
+        other = copy(self)
+        other.language = language
+        return other
+
+
+class WhisperRecognizer(_Whisper, _OneByOne):
+    """whisper-base (MIT), multilingual, through faster-whisper: int8, beam 1, temperature 0, no
+    timestamps, no history. It costs the same for every waveform up to 30 s."""
 
     name = "whisper-base-int8"
 
@@ -122,11 +149,12 @@ class WhisperRecognizer(_OneByOne):
         self._model = WhisperModel(
             str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=1
         )
+        self.languages = frozenset(self._model.supported_languages)
 
     def _transcribe(self, wave: np.ndarray) -> str:
         segments, _ = self._model.transcribe(
             wave,
-            language="en",
+            language=self.language,
             beam_size=1,
             temperature=0.0,
             condition_on_previous_text=False,
@@ -136,8 +164,8 @@ class WhisperRecognizer(_OneByOne):
         return " ".join(segment.text.strip() for segment in segments)
 
 
-class WhisperHFRecognizer:
-    """Whisper in transformers: greedy, English, without timestamps, in batches of windows.
+class WhisperHFRecognizer(_Whisper):
+    """Whisper in transformers: greedy, without timestamps, in batches of windows.
 
     The number of text tokens is capped by duration (8 per second + 8), because on noise the model
     would invent text without end. float32 on a CPU, float16 on a GPU.
@@ -158,6 +186,8 @@ class WhisperHFRecognizer:
         )
         self.name = identified(f"whisper-hf:{Path(source).resolve().name}", source)
         self._model = model.to(device).eval()
+        known = getattr(model.generation_config, "lang_to_id", None) or {}
+        self.languages = frozenset(code.strip("<|>") for code in known)
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
@@ -183,7 +213,7 @@ class WhisperHFRecognizer:
         ).input_features
         options: dict[str, Any] = {}
         if getattr(self._model.generation_config, "is_multilingual", False):
-            options = {"language": "en", "task": "transcribe"}
+            options = {"language": self.language, "task": "transcribe"}
         limit = (
             self._model.config.max_target_positions - 8
         )  # the start tokens count towards the limit
@@ -247,6 +277,10 @@ class CTCHFRecognizer(CTCRecognizer):
             frames = self._model._get_feat_extract_output_lengths(lengths).tolist()
             for row, i in enumerate(rows):
                 yield i, log_probs[row, : frames[row]]
+
+    @property
+    def alphabet(self) -> Sequence[str]:
+        return [c.lower() for c in self._vocabulary] if self._capitals else self._vocabulary
 
     def spell(self, symbols: list[int]) -> str:
         return " ".join(

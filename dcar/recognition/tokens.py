@@ -16,12 +16,12 @@ from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError, TextError
 from dcar.recognition.base import ctc_collapse
 from dcar.recognition.ctc import Alignment, Target, WindowCTC, alignments, likelihoods
-from dcar.text.inventory import TEXT_TOKENIZER
+from dcar.text.units import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
 from dcar.tokens.origin import Origin
 
 BLANK = 0
-"""CTC's blank: the id that pads texts, which no text contains (dcar/text/phonemes.py)."""
+"""CTC's blank: the id that pads texts, which no text contains (dcar/text/common.py)."""
 BATCH_TOKENS = 4096
 """Padded tokens in one batch of scoring."""
 

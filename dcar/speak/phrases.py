@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcar.errors import TextError
-from dcar.text.phonemes import MAX_CHARACTERS, in_lexicon, normalize_text, phonemes_of
-from dcar.text.spoken import unread_signs
+from dcar.text.common import MAX_CHARACTERS
+from dcar.text.language import Language
+from dcar.text.units import TextUnits
 
 logger = logging.getLogger(__name__)
 
@@ -29,26 +30,7 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 # of a heading, an item, a quotation, a row
 _MARKER = re.compile(r"\s*(?:#{1,6}\s+|[-*+•–>]\s+|(\d{1,3})[.)]\s+|\|)")
 HEADING = 60  # characters of a first line that may be one
-_ENGLISH = frozenset("the and to that this with for you they have are from it my your not".split())
-# Frequent words of German, French, Spanish, Italian, Dutch and Portuguese that are hardly English
-# ones.
-_FOREIGN = frozenset(
-    """
-    und der das nicht ist ich sie wir mit ein eine einen auf für aber auch dem zu von sich
-    wie haben wird sind
-    le les une est et dans pas que qui nous vous avec sur du des je il elle ce cette ne au mais
-    ou sont
-    el los las por una para como pero más muy del es en lo su se yo está gli di che non sono
-    della nel questo anche più
-    het een niet maar ook zijn wij naar voor dat uma não com você seu sua
-""".split()
-)
-_MAY_END = re.compile(r"[.?!…]+[\"')\]”’»]*\s+")
-_COMMA = re.compile(r",\s+")
-_CONJUNCTION = re.compile(
-    r"\s+(?=(?:and|but|or|nor|so|yet|because|although|though|while|whereas|when|whenever|where|which|who|whose|that|if|"
-    r"unless|until|since|after|before|as|than|whether)\b)"
-)
+_COMMA = re.compile(r"[,;:]\s+|[，、；：]\s*")
 _BLANK = re.compile(r"\s+")
 _IN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
@@ -61,59 +43,107 @@ class Phrase:
     pause: float
 
 
-def phrases(text: str) -> list[Phrase]:
-    """Return the sentences of a text in spoken form, long ones divided into their clauses.
+def phrases(text: str, units: TextUnits, language: Language) -> list[Phrase]:
+    """Return the sentences of a text as they are read, long ones divided into their clauses.
 
-    Raises TextError if there are no words, or if the text has more than MAX_TEXT characters.
+    units: what the decoder reads. Raises TextError if there are no words, or if the text has more
+    than MAX_TEXT characters.
     """
+    reader = _Reader(units, language)
     parts: list[Phrase] = []
-    for block in _sentences_by_block(text):
+    for block in reader.sentences_by_block(text):
         for i, sentence in enumerate(block, 1):
-            *clauses, last = split_clauses(sentence)
+            *clauses, last = reader.clauses(sentence)
             parts += [Phrase(clause, BREATH_SECONDS) for clause in clauses]
             parts.append(Phrase(last, PAUSE_SECONDS if i < len(block) else PARAGRAPH_SECONDS))
     return [*parts[:-1], Phrase(parts[-1].text, 0.0)]
 
 
-def note_what_is_not_read(text: str) -> None:
-    """Warn of signs that are left out, and of a text that does not look English, because it is
-    read with English pronunciation."""
-    if signs := unread_signs(text):
+def note_what_is_not_read(text: str, language: Language) -> None:
+    """Warn of signs that are left out, and of a text that is evidently of another language than it
+    is read in."""
+    if signs := language.unread(text):
         logger.warning("note: signs without a reading are left out: %s", " ".join(signs[:8]))
-    # not the letters of "2nd" or "x²", nor those of a formula
-    words = [word.lower() for word in re.findall(r"\b[^\W\d_]{2,}\b", text[:5000])]
-    foreign = sum(word in _FOREIGN for word in words)
-    unknown = sum(not in_lexicon(word) for word in words)
-    english = sum(word in _ENGLISH for word in words)
-    if (
-        len(words) >= 3
-        and english < 0.1 * len(words)
-        and (unknown > 0.5 * len(words) or (foreign >= 2 and foreign + unknown > 0.35 * len(words)))
-    ):
+    if language.is_other(text):
         logger.warning(
-            "note: this text does not look English (%d of its first %d words); it is read with "
-            "English pronunciation, the only one supported",
-            max(foreign, unknown),
-            len(words),
+            "note: this text does not look %s, but it is read with %s pronunciation, which is what "
+            "the decoder was trained on",
+            language.name,
+            language.name,
         )
 
 
-def _sentences_by_block(text: str) -> list[list[str]]:
-    """Return the sentences of each paragraph, heading and item. An empty line ends one; other line
-    breaks do not."""
-    if not isinstance(text, str) or not _sayable(text):
-        return [_sentences(text)]
-    if len(text) > MAX_TEXT:
-        raise TextError(
-            f"the text has {len(text)} characters, but the limit is {MAX_TEXT}; divide it into "
-            "parts"
-        )
-    return [
-        [s for piece in _pieces(block) if _sayable(piece) for s in _sentences(piece)]
-        for paragraph in _PARAGRAPH.split(text)
-        for block in _blocks(paragraph)
-        if _sayable(block)
-    ]
+class _Reader:
+    """Divider of texts in one language, read in the units of a decoder."""
+
+    def __init__(self, units: TextUnits, language: Language) -> None:
+        self.units, self.language = units, language
+
+    def sentences_by_block(self, text: str) -> list[list[str]]:
+        """Return the sentences of each paragraph, heading and item. An empty line ends one; other
+        line breaks do not."""
+        if not isinstance(text, str) or not _sayable(text):
+            return [self._sentences(text)]
+        if len(text) > MAX_TEXT:
+            raise TextError(
+                f"the text has {len(text)} characters, but the limit is {MAX_TEXT}; divide it into "
+                "parts"
+            )
+        return [
+            [s for piece in self._pieces(block) if _sayable(piece) for s in self._sentences(piece)]
+            for paragraph in _PARAGRAPH.split(text)
+            for block in _blocks(paragraph)
+            if _sayable(block)
+        ]
+
+    def _sentences(self, text: str) -> list[str]:
+        """Return the sentences of a text of at most MAX_CHARACTERS."""
+        sentences = self.units.sentences(text, self.language)
+        if not sentences:
+            raise TextError("the text has no words; give at least one")
+        return sentences
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """Split a long paragraph into pieces as long as possible, at most MAX_CHARACTERS: at
+        sentence ends; a sentence that is longer, at a blank or else anywhere."""
+        while len(text) > MAX_CHARACTERS:
+            cut = self.language.last_end(text, MAX_CHARACTERS)
+            if cut is None:
+                blanks = (m.end() for m in _BLANK.finditer(text[:MAX_CHARACTERS]))
+                cut = max(blanks, default=MAX_CHARACTERS)
+            yield text[:cut]
+            text = text[cut:]
+        yield text
+
+    def clauses(self, sentence: str) -> list[str]:
+        """Divide a sentence, as it is read, into clauses of at most MAX_PHONEMES, of similar
+        length."""
+        if self.units.length(sentence) <= MAX_PHONEMES:
+            return [sentence]
+        cut = self._cut(sentence)
+        return self.clauses(sentence[: cut.start()]) + self.clauses(sentence[cut.end() :])
+
+    def _cut(self, sentence: str) -> re.Match[str]:
+        """Return the place to split: the comma nearest to the middle, else before a conjunction;
+        far from the middle only if there is nothing nearer. Without either, it is between words,
+        or within the only one."""
+        middle = len(sentence) / 2
+
+        def nearest(*kinds: re.Pattern[str] | None) -> list[re.Match[str]]:
+            places = (
+                min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
+                for kind in kinds
+                if kind is not None
+            )
+            return [m for m in places if m is not None]
+
+        there = nearest(_COMMA, self.language.conjunction)
+        if not self.language.separator:
+            there += nearest(_BLANK, _IN_WORD)
+        there = there or nearest(_BLANK) or nearest(_IN_WORD)
+        most = (0.5 - MIN_SHARE) * len(sentence)
+        balanced = [m for m in there if abs(m.start() - middle) <= most]
+        return next(iter(balanced), None) or min(there, key=lambda m: abs(m.start() - middle))
 
 
 def _blocks(paragraph: str) -> Iterator[str]:
@@ -146,79 +176,15 @@ def _is_heading(lines: list[str]) -> bool:
         bool(rest)
         and len(first) <= min(HEADING, 0.6 * max(map(len, rest)))
         and first[-1:].isalnum()
-        and bool(re.match(r"[\"'“‘(]*[A-Z0-9]", rest[0]))
+        and _begins(rest[0].lstrip("\"'“‘(¿¡«„"))
     )
+
+
+def _begins(line: str) -> bool:
+    """Return whether a line begins like a sentence: with a digit, or a letter that is not small."""
+    return line[:1].isalnum() and not line[:1].islower()
 
 
 def _sayable(text: str) -> bool:
     """Return whether there is a letter or digit (a line of asterisks has none)."""
     return any(c.isalnum() for c in text)
-
-
-def _sentences(text: str) -> list[str]:
-    """Return the sentences of a text of at most MAX_CHARACTERS."""
-    sentences = [
-        s.strip() for s in re.split(r"(?<=[.?!])\s+", normalize_text(text)) if re.search(r"\w", s)
-    ]
-    if not sentences:
-        raise TextError("the text has no words; give at least one")
-    return sentences
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Split a long paragraph into pieces as long as possible, at most MAX_CHARACTERS: at sentence
-    ends; a sentence that is longer, at a blank or else anywhere."""
-    while len(text) > MAX_CHARACTERS:
-        ends = [0, *(m.end() for m in _MAY_END.finditer(text[: 2 * MAX_CHARACTERS])), len(text)]
-        cuts = zip(ends, ends[1:], ends[2:], strict=False)
-        cut = next(
-            (
-                at
-                for start, at, stop in reversed([c for c in cuts if c[1] <= MAX_CHARACTERS])
-                if _is_end(text[start:at], text[at:stop])
-            ),
-            None,
-        )
-        if cut is None:
-            cut = max(
-                (m.end() for m in _BLANK.finditer(text[:MAX_CHARACTERS])), default=MAX_CHARACTERS
-            )
-        yield text[:cut]
-        text = text[cut:]
-    yield text
-
-
-def _is_end(before: str, after: str) -> bool:
-    """Return whether a sentence ends between two parts: "Dr." and "Smith came." read differently
-    apart and together."""
-    before, after = before[-MAX_CHARACTERS // 2 :], after[: MAX_CHARACTERS // 2]
-    try:
-        return _sentences(before + after) == _sentences(before) + _sentences(after)
-    except TextError:
-        return False
-
-
-def split_clauses(sentence: str) -> list[str]:
-    """Divide a sentence in spoken form into clauses of at most MAX_PHONEMES, of similar length."""
-    if len(phonemes_of(sentence)) <= MAX_PHONEMES:
-        return [sentence]
-    cut = _cut(sentence)
-    return split_clauses(sentence[: cut.start()]) + split_clauses(sentence[cut.end() :])
-
-
-def _cut(sentence: str) -> re.Match[str]:
-    """Return the place to split: the comma nearest to the middle, else before a conjunction; far
-    from the middle only if there is nothing nearer. Without either, it is between words, or within
-    the only one."""
-    middle = len(sentence) / 2
-
-    def nearest(*kinds: re.Pattern[str]) -> list[re.Match[str]]:
-        places = (
-            min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
-            for kind in kinds
-        )
-        return [m for m in places if m is not None]
-
-    there = nearest(_COMMA, _CONJUNCTION) or nearest(_BLANK) or nearest(_IN_WORD)
-    balanced = [m for m in there if abs(m.start() - middle) <= (0.5 - MIN_SHARE) * len(sentence)]
-    return next(iter(balanced), None) or min(there, key=lambda m: abs(m.start() - middle))

@@ -13,6 +13,8 @@ from dcar.config import load_config, setting
 from dcar.config.commands import DecoderSettings, SeedSettings, VocoderSettings
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
+from dcar.model.companions import language_for, text_units
+from dcar.model.load import Shipped, load_decoder_config
 from dcar.process import claimed
 from dcar.progress import Progress
 from dcar.sampling import SamplingConfig
@@ -20,6 +22,7 @@ from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPL
 from dcar.speak.phrases import MAX_TEXT, Phrase, phrases
 from dcar.speak.speaker import Speaker, timeline_of
 from dcar.speak.voice import voices_text
+from dcar.text.languages import language_of
 
 SHOWN = 20  # phrases whose chunks are printed; of more only the sums
 
@@ -56,6 +59,10 @@ class SpeakConfig(SeedSettings, VocoderSettings, DecoderSettings):
         POLICY, "Folder of an exported policy; starter-t1.0 and starter-t0.4 ship."
     )
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    language: str = setting(
+        "",
+        "Language of the text, a code of ISO 639; empty = the only one that the decoder speaks.",
+    )
     device: str = setting("cpu", "Device: cpu, cuda, or auto = a GPU if there is one.")
     dial: float = setting(
         0.0,
@@ -119,7 +126,12 @@ def main(arguments: list[str] | None = None) -> None:
             "omit --stream"
         )
     text = read_text(options)
-    parts = phrases(text)  # what cannot be spoken or written is refused before models are loaded
+    which: Shipped = "far" if options.method == "far" else "decoder"
+    units = text_units(options.decoder, which)
+    config = load_decoder_config(options.decoder, which)
+    language = language_of(language_for(units, config, options.language))
+    # what cannot be spoken or written is refused before models are loaded
+    parts = phrases(text, units, language)
     out = options.out or ("" if options.stream else "out.wav")
     if out:
         check_suffix(out)
@@ -146,7 +158,7 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         num_candidates=options.num_candidates,
         dtype=options.dtype,
         device=options.device,
-    )
+    ).using(language=options.language)
     voice = speaker.voice(options.voice or None)
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)

@@ -21,7 +21,7 @@ from dcar.decoding.declare import has_setting
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.methods.names import MethodSpec
-from dcar.model.companions import load_policy, note_temperature, text_encoder
+from dcar.model.companions import language_for, load_policy, note_temperature, text_units
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.model.models import Borrowed, Models
@@ -32,7 +32,8 @@ from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_m
 from dcar.speak.phrases import Phrase, note_what_is_not_read, phrases
 from dcar.speak.stream import EVERY, Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.languages import language_of
+from dcar.text.units import TextUnits
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
@@ -95,7 +96,7 @@ class Speaker:
     def __init__(
         self,
         decoder: AnyDecoder,
-        encode: Callable[[str], list[int]],
+        units: TextUnits,
         method: Method,
         tokenizer: SpeechTokenizer,
         vocoder: Vocoder,
@@ -103,11 +104,12 @@ class Speaker:
         seed: int = 0,
         recordings: PromptAudio | None = None,
     ) -> None:
-        """Combine loaded models. encode: text → ids that the decoder reads. recordings: audio of
+        """Combine loaded models. units: in which the decoder reads text. recordings: audio of
         voices, for vocoders that read prompts."""
-        self.decoder, self.encode, self.method = decoder, encode, method
+        self.decoder, self.units, self.method = decoder, units, method
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
+        self.language = ""  # of the texts; "" = the only one that the decoder speaks
         self._policy: Policy = POLICY
         self._engines: dict[Hashable, Engine] = {}  # idle ones for the next texts; shared by copies
         self._load_far: Callable[[], AnyDecoder] | None = None  # None: the decoder itself
@@ -151,19 +153,19 @@ class Speaker:
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer), device)
         car = load_decoder(decoder, device, starter=which, dtype=dtype)
-        encode = text_encoder(decoder, which)
+        units = text_units(decoder, which)
         if not method:
             method = (
                 "dcar"
                 if asked or shipped_policy_fits(car)
                 else fixed_method(car.config.num_prediction_heads)
             )
-        origin = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
+        origin = made_by(speech_tokenizer, units)
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), device, prompts=recordings)
         chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, origin, f"tokenizer {tokenizer}", spoken_by)
-        speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
+        speaker = cls(car, units, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
         speaker._note_policy()
         if str(decoder) == "starter":
@@ -180,14 +182,17 @@ class Speaker:
         seed: int | None = None,
         num_candidates: int = 0,
         dial: float = 0.0,
+        language: str = "",
     ) -> Speaker:
-        """Return a speaker with the same models and other settings. A policy, a dial or a number
+        """Return a speaker with the same models and other settings. language: of the texts, a code
+        of ISO 639, for a decoder that speaks several. A policy, a dial or a number
         of candidates implies method dcar. Raises ConfigError or CheckpointError for a
         combination that does not fit."""
         if seed is not None:
             check_seed(seed)
         other = copy(self)
         other._engines = self._engines
+        other.language = language or self.language
         policy = self._policy if policy is None else policy
         if policy is not self._policy or dial or num_candidates:
             method = method or "dcar"
@@ -215,10 +220,11 @@ class Speaker:
 
         Sentences are decoded one by one, long ones clause by clause. settings: policy
         ("starter-t1.0", a folder or a `ChunkPolicy`), method, temperature, top_k, seed,
-        num_candidates, dial, as in `using`. Raises TextError, AudioError, DataError;
+        num_candidates, dial, language, as in `using`. Raises TextError, AudioError, DataError;
         DistributionError for a broken model.
         """
-        return self.join(text, list(self.sentences(text, voice, **settings)))
+        model = self.using(**settings)
+        return model.join(text, list(model.sentences(text, voice)))
 
     def voice(self, name: str | Path | Voice | None) -> Voice:
         """Return the voice for a `voice` of `generate`, which also accepts the result, so that
@@ -246,10 +252,11 @@ class Speaker:
             return whole_phrases(model._stream(parts, whose, 64 if at_once else sys.maxsize))
         return model._by_phrase(parts, whose)
 
-    def _phrases(self, text: str) -> list[Phrase]:
-        if not hasattr(self.encode, "name"):  # a text tokenizer of a language model's own
-            note_what_is_not_read(text)
-        return phrases(text)
+    def _phrases(self, text: str, note: bool = True) -> list[Phrase]:
+        language = language_of(language_for(self.units, self.decoder.config, self.language))
+        if note and self.units.languages:
+            note_what_is_not_read(text, language)
+        return phrases(text, self.units, language)
 
     def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
         """Generate one piece per phrase, for vocoders that need whole phrases."""
@@ -293,7 +300,7 @@ class Speaker:
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """Join all pieces of `text` (of `sentences` or `stream`)."""
-        parts = phrases(text)
+        parts = self._phrases(text, note=False)
         results = [piece.result for piece in pieces if piece.result is not None]
         return Spoken(
             np.concatenate([piece.samples for piece in pieces]),
@@ -340,7 +347,7 @@ class Speaker:
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [
-            Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens)
+            Prompt(f"sentence-{i}", tuple(self.units(p.text)), voice.tokens)
             for i, p in enumerate(parts)
         ]
 

@@ -1,10 +1,11 @@
-"""Word, character and phoneme error rates: one named normaliser, jiwer's alignment, corpus-level
-totals.
+"""Word, character and phoneme error rates: one named normaliser a language, jiwer's alignment,
+corpus-level totals.
 
-Both texts of a comparison are read by `dcar.text.readings`, which makes different spellings of the
-same spoken words equal ("20" and "twenty", "colour" and "color", "don't" and "do not"), so that a
-recogniser is not penalised for its orthography. If a spelling has several readings, the two
-readings with the fewest errors are compared. The name of the normaliser is stored with every score.
+Both texts of a comparison are read by the rules of their language (`dcar.text.languages`), which
+make different spellings of the same spoken words equal ("20" and "twenty", "colour" and "color",
+"don't" and "do not"), so that a recogniser is not penalised for its orthography. If a spelling has
+several readings, the two readings with the fewest errors are compared. Languages without blanks
+between words have characters for words here. The name of the normaliser is stored with every score.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,8 @@ import jiwer
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.readings import closest_readings, normalize_transcript, spoken_words
-
-NORMALIZER = "dcar-english-3"
+from dcar.text.language import Language
+from dcar.text.languages import DEFAULT, language_of
 
 
 @dataclass(frozen=True)
@@ -57,35 +57,40 @@ class WERScore:
     coverage: float
 
 
-def word_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Count the word edits between the closest readings of two texts (`closest_readings`).
+def word_errors(reference: str, hypothesis: str, language: str = DEFAULT) -> WordErrors:
+    """Count the word edits between the closest readings of two texts (`Language.closest`); of
+    characters in a language that is compared by them.
 
     `reference_words` counts the words of the canonical reading of the reference
-    (`normalize_transcript`), so that it is the same against every hypothesis and methods can be
+    (`Language.canonical`), so that it is the same against every hypothesis and methods can be
     compared; the reading with the fewest errors may be a few words longer or shorter. An empty
-    hypothesis has the canonical words deleted. Raises TextError if the reference has no words.
+    hypothesis has the canonical words deleted. Raises TextError if the reference has no words, or
+    for an unknown language.
     """
-    return _errors(reference, hypothesis, characters=False)
+    rules = language_of(language)
+    return _errors(reference, hypothesis, rules, characters=rules.by_characters)
 
 
-def word_costs(reference: str, hypothesis: str) -> np.ndarray:
-    """Return word errors by position: the share of every character of `spoken_words(reference)` in
-    the word errors [characters].
+def word_costs(reference: str, hypothesis: str, language: str = DEFAULT) -> np.ndarray:
+    """Return word errors by position: the share of every character of `Language.words(reference)`
+    in the word errors [characters].
 
     A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
     letter before it, or at the first. They add up to the word errors between the spoken words;
     `word_errors` also accepts other spellings. Raises TextError if the reference has no words.
     """
-    ref, hyp = spoken_words(reference), spoken_words(hypothesis)
+    rules = language_of(language)
+    ref, hyp = rules.words(reference), rules.words(hypothesis)
     if not ref:
         raise TextError(
             f"reference {reference!r} has no words, so it has no word errors; remove the utterance"
         )
-    words = ref.split()
-    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    words = rules.split(ref)
+    blank = 0 if rules.by_characters else 1
+    ends = np.cumsum([len(word) + blank for word in words]) - blank
     starts = ends - [len(word) for word in words]
     costs = np.zeros(len(ref))
-    for chunk in jiwer.process_words(ref, hyp).alignments[0]:
+    for chunk in jiwer.process_words(" ".join(words), " ".join(rules.split(hyp))).alignments[0]:
         if chunk.type == "insert":
             place = ends[chunk.ref_start_idx - 1] - 1 if chunk.ref_start_idx else 0
             costs[place] += chunk.hyp_end_idx - chunk.hyp_start_idx
@@ -95,10 +100,10 @@ def word_costs(reference: str, hypothesis: str) -> np.ndarray:
     return costs
 
 
-def character_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Count the character edits (spaces included) between the readings that `word_errors`
+def character_errors(reference: str, hypothesis: str, language: str = DEFAULT) -> WordErrors:
+    """Count the character edits (blanks included) between the readings that `word_errors`
     compares; `reference_words` counts the characters of the canonical reading."""
-    return _errors(reference, hypothesis, characters=True)
+    return _errors(reference, hypothesis, language_of(language), characters=True)
 
 
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
@@ -126,14 +131,14 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
     )
 
 
-def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
-    canonical = normalize_transcript(reference)
+def _errors(reference: str, hypothesis: str, rules: Language, characters: bool) -> WordErrors:
+    canonical = rules.canonical(reference)
     if not canonical:
         raise TextError(
             f"reference {reference!r} has no words, so it has no error rate; remove the utterance"
         )
     units = len(canonical) if characters else len(canonical.split())
-    return _edit_counts(*closest_readings(reference, hypothesis), units, characters)
+    return _edit_counts(*rules.closest(reference, hypothesis), units, characters)
 
 
 def _edit_counts(ref: str, hyp: str, units: int, characters: bool = False) -> WordErrors:

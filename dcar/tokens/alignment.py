@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.inventory import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY
-from dcar.text.phonemes import encode_phonemes, text_to_ids
+from dcar.text.common import FIRST, PHRASE_MARKS, WORD_BOUNDARY
+from dcar.text.units import SymbolUnits
 
 SILENCE = 0  # label of the state before and after the words; no phoneme has the id of padding
-BOUNDARY, *MARKS = encode_phonemes([WORD_BOUNDARY, *PHRASE_MARKS])  # between words; for pauses
+BOUNDARY, *MARKS = map(FIRST.index, (WORD_BOUNDARY, *PHRASE_MARKS))  # between words; for pauses
 ENOUGH = 60  # utterances that suffice to fit an aligner for plots
 
 
@@ -33,49 +33,52 @@ class Span:
 class PhonemeAligner:
     """Aligner of texts to tokens, fitted on other utterances with the same tokens."""
 
-    def __init__(self, emission: np.ndarray):
+    def __init__(self, emission: np.ndarray, units: SymbolUnits):
         """Store the model. emission: p(code | phoneme) [phonemes, codes]."""
-        self._score = np.log2(emission)
+        self._score, self._units = np.log2(emission), units
 
     @classmethod
     def fit(
-        cls, tokens: Sequence[Sequence[int]], texts: Sequence[str], vocab_size: int
+        cls,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        vocab_size: int,
+        units: SymbolUnits,
     ) -> PhonemeAligner | None:
-        """Fit an aligner on the first utterances, at most ENOUGH, and their texts. Return None
-        if no text can be aligned to its tokens (see `align`)."""
+        """Fit an aligner on the first utterances, at most ENOUGH, and their texts, read in `units`.
+        Return None if no text can be aligned to its tokens (see `align`)."""
         first = list(zip(tokens, texts, strict=True))[:ENOUGH]
-        pairs = [(np.asarray(speech), phoneme_states(_ids(text))) for speech, text in first]
+        pairs = [(np.asarray(speech), phoneme_states(_ids(text, units))) for speech, text in first]
         usable = [(codes, states) for codes, states in pairs if 2 < len(states) <= len(codes)]
         if not usable:
             return None
         codes, states = zip(*usable, strict=True)
-        return cls(fit_alignment(codes, states, vocab_size))
+        return cls(fit_alignment(codes, states, vocab_size, units.size), units)
 
     def align(self, tokens: Sequence[int], text: str) -> list[Span]:
         """Return the phonemes of a text in order, with silence at both ends and at the punctuation
         marks within.
 
-        The list is empty if there are fewer tokens than phonemes, or if the text cannot be read as
-        English.
+        The list is empty if there are fewer tokens than phonemes, or if the text cannot be read.
         """
-        ids = _ids(text)
+        ids = _ids(text, self._units)
         inner = [SILENCE if i in MARKS else i for i in ids[:-1] if i != BOUNDARY]
         sequence = np.array([SILENCE, *inner, SILENCE])
         if not ids or len(tokens) < len(sequence):
             return []
         states = best_states(self._score, np.asarray(tokens), sequence)
         first = np.searchsorted(states, np.arange(len(sequence) + 1))
-        names = ["" if label == SILENCE else PHONEMES[label] for label in sequence]
+        names = ["" if label == SILENCE else self._units.symbols[label] for label in sequence]
         return [
             Span(name, int(a), int(b))
             for name, a, b in zip(names, first[:-1], first[1:], strict=True)
         ]
 
 
-def _ids(text: str) -> list[int]:
-    """Return the phoneme ids of a text; none if it cannot be read as English."""
+def _ids(text: str, units: SymbolUnits) -> list[int]:
+    """Return the ids of a text; none if it cannot be read."""
     try:
-        return text_to_ids(text)
+        return units(text)
     except TextError:
         return []
 
@@ -106,19 +109,20 @@ def fit_alignment(
     codes: Sequence[np.ndarray],
     sequences: Sequence[np.ndarray],
     vocab_size: int,
+    num_labels: int,
     iterations: int = 6,
 ) -> np.ndarray:
-    """Fit p(code | phoneme) from a flat start: equal shares of time first, then `iterations`
-    Viterbi alignments."""
+    """Fit p(code | phoneme) of `num_labels` phonemes from a flat start: equal shares of time first,
+    then `iterations` Viterbi alignments."""
     labels = [
         s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)
     ]
     every = np.concatenate(codes)
     for _ in range(iterations):
-        emission = smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
+        emission = smoothed(every, np.concatenate(labels), vocab_size, num_labels)
         score = np.log2(emission)
         labels = [best_path(score, c, s) for c, s in zip(codes, sequences, strict=True)]
-    return smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
+    return smoothed(every, np.concatenate(labels), vocab_size, num_labels)
 
 
 def best_path(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:

@@ -34,9 +34,11 @@ from dcar.config import load_config, setting
 from dcar.config.commands import DeviceSettings, SeedSettings
 from dcar.corpus.read import KINDS, Decoded, examine, read_corpus
 from dcar.corpus.rows import Problem, Utterance, describe, in_turn
+from dcar.corpus.texts import CorpusTexts
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
-from dcar.text.phonemes import text_to_ids
+from dcar.text.languages import DEFAULT
+from dcar.text.units import Characters, SymbolUnits
 from dcar.tokens.alignment import best_path, fit_alignment, phoneme_states, smoothed
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids, of_one_rate
@@ -62,6 +64,7 @@ class FitTokenizerConfig(SeedSettings, DeviceSettings):
     )
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Location of the corpus; by default the shipped one.")
+    language: str = setting(DEFAULT, "Language of the corpus, a code of ISO 639.")
     split: str | None = setting(
         "train", "Split to fit on; the report is on dev. Empty = the whole corpus for both."
     )
@@ -90,13 +93,14 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 
     Raises DataError, AudioError, ConfigError.
     """
-    order = np.random.default_rng(config.seed)
+    order, texts = np.random.default_rng(config.seed), CorpusTexts(config.language)
     rows, problems = read_corpus(config.corpus, config.path)
     _leave_out(problems, config.skip_bad)
     utterances = _of_split(rows, config.split or None, config)
     held_out = []
     if config.report_utterances:
         held_out = _of_split(rows, REPORT_SPLIT if config.split else None, config)
+    units = texts.units or Characters.collected((u.text for u in rows), [config.language])
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     encoder: StateEncoder = WhisperEncoder(device=own_device(config.device))
     if config.encoder != encoder.name:
@@ -104,7 +108,7 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 
         encoder = shared_hubert(*parse_encoder(config.encoder), own_device(config.device))
     tokenizer = KMeansTokenizer.fit(
-        (wave for _, wave in usable(shuffled, encoder.max_seconds, config.skip_bad)),
+        (wave for _, wave in usable(shuffled, encoder.max_seconds, config.skip_bad, texts)),
         encoder,
         vocab_size=config.vocab_size,
         max_frames=config.max_frames,
@@ -113,14 +117,16 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
         sample_hours=config.sample_hours,
     )
     if config.projection_size:
-        tokenizer = sharpen(tokenizer, shuffled, config)
+        tokenizer = sharpen(tokenizer, shuffled, config, units)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
     tokenizer.save_pretrained(config.out)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
     if config.report_utterances:
         chosen = [held_out[i] for i in order.permutation(len(held_out))]
-        good = usable(chosen, encoder.max_seconds, config.skip_bad)
-        report |= describe_codes(tokenizer, [u for u, _ in islice(good, config.report_utterances)])
+        good = usable(chosen, encoder.max_seconds, config.skip_bad, texts)
+        report |= describe_codes(
+            tokenizer, [u for u, _ in islice(good, config.report_utterances)], units
+        )
         logger.info(
             "fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"})
         )
@@ -155,7 +161,7 @@ def _leave_out(problems: list[Problem], skip_bad: bool) -> None:
 
 
 def usable(
-    utterances: Iterable[Utterance], max_seconds: float, skip_bad: bool
+    utterances: Iterable[Utterance], max_seconds: float, skip_bad: bool, texts: CorpusTexts
 ) -> Iterator[tuple[Utterance, Decoded]]:
     """Iterate over the utterances that can be read, with their waveforms and rates.
 
@@ -163,14 +169,17 @@ def usable(
     longer than `max_seconds`, unless `skip_bad` is set.
     """
     for u in utterances:
-        problems, decoded, _ = examine(u, 0, max_seconds)
+        problems, decoded, _ = examine(u, 0, max_seconds, texts)
         _leave_out(problems, skip_bad)
         if decoded is not None and not problems:
             yield u, decoded
 
 
 def sharpen(
-    tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig
+    tokenizer: KMeansTokenizer,
+    utterances: Sequence[Utterance],
+    config: FitTokenizerConfig,
+    units: SymbolUnits,
 ) -> KMeansTokenizer:
     """Return the tokenizer with codes fitted in the directions of its states that distinguish
     phonemes.
@@ -183,9 +192,11 @@ def sharpen(
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     frames = 0
     turns = (utterances[i] for i in in_turn([u.speaker for u in utterances]))
-    for u, wave in usable(turns, tokenizer.max_seconds, config.skip_bad):
+    for u, wave in usable(
+        turns, tokenizer.max_seconds, config.skip_bad, CorpusTexts(config.language)
+    ):
         states = tokenizer.encoder(*wave)
-        sequence = phoneme_states(text_to_ids(u.text))
+        sequence = phoneme_states(units(u.text))
         if len(states) >= len(sequence):
             pairs.append((tokenizer.coordinates(states), sequence))
         frames += len(states)
@@ -193,7 +204,7 @@ def sharpen(
             break
     codes = [tokenizer.nearest(s) for s, _ in pairs]
     emission = np.log2(
-        fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size)
+        fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size, units.size)
     )
     labels = [
         parts_of_phonemes(best_path(emission, own, sequence))
@@ -258,7 +269,9 @@ def discriminant_projection(
     return (directions * signs).astype(np.float32)
 
 
-def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:
+def describe_codes(
+    tokenizer: SpeechTokenizer, utterances: Sequence[Utterance], units: SymbolUnits
+) -> dict[str, Any]:
     """Return the usage of the codes on held-out speech, and the bits of a code that phonemes and
     voices predict.
 
@@ -275,7 +288,7 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     entropy = float(-(share * np.log2(share)).sum())
     repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes)
     neighbours = sum(len(c) - 1 for c in codes)
-    texts = [text_to_ids(u.text) for u in utterances]
+    texts = [units(u.text) for u in utterances]
     return {
         "utterances": len(codes),
         "seconds": round(len(every) / tokenizer.rate_hz, 1),
@@ -283,7 +296,9 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
         "perplexity": round(2**entropy, 1),
         "repeat_share": round(repeats / max(1, neighbours), 4),
         "code_entropy_bits": round(entropy, 3),
-        **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
+        **information(
+            codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size, units.size
+        ),
     }
 
 
@@ -292,6 +307,7 @@ def information(
     texts: Sequence[Sequence[int]],
     speakers: Sequence[str],
     vocab_size: int,
+    num_labels: int,
 ) -> dict[str, float]:
     """Return the bits per code that the phoneme and the speaker predict on held-out utterances;
     nothing for fewer than two.
@@ -324,7 +340,7 @@ def information(
         every = np.concatenate([codes[i] for i in train])
         marginal = smoothed(every, None, vocab_size, 1)[0]
         emission = fit_alignment(
-            [codes[i] for i in train], [sequences[i] for i in train], vocab_size
+            [codes[i] for i in train], [sequences[i] for i in train], vocab_size, num_labels
         )
         gain = np.log2(emission / marginal)  # [labels, codes]
         # wrong texts are those of utterances of similar length, so that only the words differ

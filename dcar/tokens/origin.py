@@ -1,6 +1,6 @@
 """Origin of the ids of a corpus, so that models refuse ids of another one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,5 @@ class Origin:
     """Origin of text ids and speech tokens."""
 
     tokenizer: TokenizerInfo
-    phonemes: str  # version of the phoneme inventory, or name of the text tokenizer
+    phonemes: str  # name of the text units (`dcar.text.units`)
+    languages: tuple[str, ...] = field(default=(), kw_only=True)  # of the texts; none if unknown

@@ -47,7 +47,7 @@ from dcar.train.batches import (
 )
 from dcar.train.bucketed import BucketedTrainer, sharding
 from dcar.train.checkpoints import data_stamp, last_of
-from dcar.train.plan import data_identity, finish_backbone, plan
+from dcar.train.plan import data_identity, finish_backbone, plan, write_units
 from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -244,6 +244,8 @@ class CARTrainer(RunTrainer):
 
     def write_model(self) -> None:
         super().write_model()
+        if self.is_world_process_zero():
+            write_units(prepared_info(self.config.data), self.out)
         if self.is_world_process_zero() and issubclass(self.kind, BackboneDecoder):
             finish_backbone(
                 self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import (
@@ -29,9 +30,12 @@ from dcar.model.backbones.decoder import (
 from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainable
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
+from dcar.model.companions import text_units
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import PreparedInfo, prepared_info
+from dcar.text.units import TEXT_TOKENIZER, UNITS_FILE, Characters, SymbolUnits
 from dcar.tokens.codebook import codebook_of
+from dcar.tracking import write_json
 from dcar.train.checkpoints import config_differences
 from dcar.train.settings import TrainConfig
 
@@ -74,6 +78,7 @@ def plan(
                 "its own; to train a decoder on a language model, set backbone.path=… and omit "
                 "init_from and `model`"
             )
+        read_as(loaded, wanted, prepared_info(config.data), config.init_from, starter)
         model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
         if differences := config_differences(model.config, wanted):
             raise ConfigError(
@@ -83,6 +88,32 @@ def plan(
         return model
 
     return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def read_as(
+    model: CARDecoder, wanted: CARConfig, prepared: PreparedInfo, source: str, starter: Shipped
+) -> None:
+    """Make a decoder read the text units of a corpus, in place. Symbols that both inventories have
+    keep their embeddings; the others get new ones, as large as those."""
+    found = model.config
+    found.languages = wanted.languages
+    if found.phonemes == wanted.phonemes or not found.phonemes:
+        return
+    if TEXT_TOKENIZER in found.phonemes + wanted.phonemes:
+        return  # what differs is named with everything else
+    before, after = text_units(source, starter), prepared.units
+    assert isinstance(before, SymbolUnits)
+    old = model.text_embedding.weight.detach()
+    rows = torch.randn(wanted.text_vocab_size, old.shape[1]) * old.std()
+    kept = {symbol: before.ids[symbol] for symbol in after.symbols if symbol in before.ids}
+    for symbol, row in kept.items():
+        rows[after.ids[symbol]] = old[row]
+    model.text_embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+    found.phonemes, found.text_vocab_size = wanted.phonemes, wanted.text_vocab_size
+    logger.info(
+        "%s reads %s instead of %s: %d of %d symbols keep their embeddings, the others start anew",
+        source, after.name, before.name, len(kept), after.size,
+    )  # fmt: skip
 
 
 def head_settings(config: CARConfig) -> dict[str, Any]:
@@ -140,6 +171,7 @@ def plan_backbone(
         backbone,
         tokenizer=identity["tokenizer"],
         phonemes=identity["phonemes"],
+        languages=identity["languages"],
         lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None,
     )
     shape = decoder_shape(wanted)
@@ -157,6 +189,7 @@ def plan_backbone(
     def make() -> CARDecoder:
         model = BackboneDecoder.from_pretrained(settings.path)
         model.config.tokenizer, model.config.phonemes = wanted.tokenizer, wanted.phonemes
+        model.config.languages = wanted.languages
         if settings.train == "lora":
             add_lora(model, settings.lora)
         set_trainable(model, settings.train)
@@ -190,11 +223,18 @@ def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
         shutil.copytree(tokenizer, out / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
 
 
+def write_units(prepared: PreparedInfo, out: Path) -> None:
+    """Write the inventory that was collected from a corpus into the folder of a decoder."""
+    if "symbols" in prepared.content["phonemes"] and isinstance(prepared.units, Characters):
+        write_json(out / UNITS_FILE, prepared.units.stored())
+
+
 def data_identity(prepared: PreparedInfo) -> dict[str, Any]:
-    """Return the vocabulary size and the names that tie a decoder to its tokenizer and phoneme
-    inventory."""
+    """Return the vocabulary size, the names that tie a decoder to its tokenizer and text units, and
+    its languages."""
     return {
         "speech_vocab_size": prepared.tokenizer.vocab_size,
         "tokenizer": prepared.tokenizer.identity,
         "phonemes": prepared.phonemes,
+        "languages": prepared.languages,
     }

@@ -32,7 +32,7 @@ from dcar.prepare.columns import Split
 from dcar.prepare.prepared import RESIDUAL_COLUMNS, load_split, prepared_info, residual_of
 from dcar.process import run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser, own_prompt
-from dcar.text.inventory import TEXT_TOKENIZER
+from dcar.text.units import is_phonemes
 from dcar.train.batches import NO_PROMPT
 from dcar.train.car import RunTrainer
 from dcar.train.checkpoints import data_stamp, last_of
@@ -200,7 +200,7 @@ def run(config: TrainResidualConfig) -> ResidualModel:
             f"{config.data}: contains only the first layer of {tokens_of.name}; prepare it again "
             "with a tokenizer of several layers and residual=true"
         )
-    if phonemes.startswith(TEXT_TOKENIZER):
+    if not is_phonemes(phonemes):
         raise DataError(
             f"{config.data}: its text ids are those of a language model, not phonemes; use the "
             "corpus as it was before `dcar prepare mode=retokenize`"

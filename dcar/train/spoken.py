@@ -92,9 +92,11 @@ class SpokenJudge:
             [i.text for i in self.items],
             VOCODER_BATCH,
         )
-        texts = transcripts(self.recognizer, waves, self.vocoder.sample_rate)
+        languages = [item.language for item in self.items]
+        texts = transcripts(self.recognizer, waves, self.vocoder.sample_rate, languages)
         errors = [
-            word_errors(item.text, text) for item, text in zip(self.items, texts, strict=True)
+            word_errors(item.text, text, item.language)
+            for item, text in zip(self.items, texts, strict=True)
         ]
         return [e.errors for e in errors], [e.reference_words for e in errors]
 

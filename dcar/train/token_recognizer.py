@@ -28,7 +28,7 @@ from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from dcar.text.inventory import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.text.units import TEXT_TOKENIZER
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 
@@ -127,7 +127,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
         model=dataclasses.replace(
             config.model,
             speech_vocab_size=prepared.tokenizer.vocab_size,
-            text_vocab_size=TEXT_VOCAB_SIZE,
+            text_vocab_size=prepared.content["phonemes"]["size"],
             tokenizer=prepared.tokenizer.identity,
             phonemes=prepared.phonemes,
         ),

@@ -30,8 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError
 from dcar.model.batch import pad
-from dcar.text.inventory import PHONEME_VERSION
-from dcar.text.phonemes import text_to_ids
+from dcar.text.units import units_named
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.speech import find_speech
 from heads.checkpoint import Checkpoint, CheckpointConfig
@@ -199,11 +198,7 @@ class ResidualVocoder:
                 f"{config.codec}: a codec of {codec.layers} layers, but the residual model was "
                 f"trained on {config.codec_layers}; load the codec with all of them"
             )
-        if config.phonemes != PHONEME_VERSION:
-            raise CheckpointError(
-                f"the residual model reads phonemes of {config.phonemes}, but this program has "
-                f"{PHONEME_VERSION}; train it again with `dcar train-residual`"
-            )
+        self.units = units_named(config.phonemes)
         self.model, self.codec, self.recordings = model, codec, prompts
         self.vocab_size, self.sample_rate = config.speech_vocab_size, int(codec.sample_rate)
         self.token_rate = codec.rate_hz
@@ -266,7 +261,7 @@ class ResidualVocoder:
             )
         prompts = [self.prompt(voice) for voice in voices]
         codes = self.model.fill(
-            *pad([text_to_ids(text) for text in texts], device),
+            *pad([self.units(text) for text in texts], device),
             pad_sequence(prompts, batch_first=True).to(device),
             torch.tensor([len(prompt) for prompt in prompts], device=device),
             first.to(device),

@@ -22,7 +22,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,12 @@ from dcar.corpus.rows import READ, BadRow, file_stamp, first_file, stretch_of
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.progress import Progress
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, in_language, transcripts
 from dcar.recognition.load import load_recognizer
 from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
+from dcar.text.languages import DEFAULT, error_rate_of, language_of
+from dcar.text.wer import WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.encoder import SpeakerEncoder
 from eval.scorers.load import SIMILARITIES, load_scorers
@@ -61,6 +62,10 @@ class ScoreConfig(DeviceSettings):
 
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
     text: str = setting("", "Text of the audio, if it is one file.", prose=True)
+    language: str = setting(
+        DEFAULT,
+        "Language of the texts, a code of ISO 639; rows of a list may name theirs as `language`.",
+    )
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
     recognizers: list[str] = setting(
         ["moonshine"],
@@ -74,6 +79,7 @@ class ScoreConfig(DeviceSettings):
 
     def __post_init__(self) -> None:
         check(self)
+        self.language = language_of(self.language).code
         if not self.recognizers and not self.scorers:
             raise ConfigError("recognizers and scorers are both empty: nothing would be measured")
 
@@ -88,6 +94,7 @@ class Item:
     prompt: str
     fault: str = ""
     stretch: tuple[float, float] | None = None  # start and duration in seconds
+    language: str = ""  # that of the settings
 
     def load(self) -> tuple[np.ndarray, int]:
         """Return waveform and rate. Raises AudioError."""
@@ -99,7 +106,8 @@ class Item:
     def version(self) -> list[Any]:
         """Paths, contents and text, on which its row depends."""
         prompt = [self.prompt, file_stamp(Path(self.prompt))] if self.prompt else []
-        return [str(self.audio), file_stamp(self.audio), self.stretch, self.text, *prompt]
+        rules = language_of(self.language).normalizer
+        return [str(self.audio), file_stamp(self.audio), self.stretch, self.text, rules, *prompt]
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
@@ -116,6 +124,7 @@ def items_of(config: ScoreConfig) -> list[Item]:
         items = [Item(path, config.text, config.prompt)]
     if config.text and (path.is_dir() or path.suffix.lower() == ".jsonl"):
         raise ConfigError("text is for a single file; a folder or a list has its own texts")
+    items = [item if item.language else replace(item, language=config.language) for item in items]
     if not items:
         raise DataError(f"{path}: no audio in it ({', '.join(READ)})")
     return items
@@ -153,8 +162,9 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
                 text,
                 str(first_file([file.parent / prompt])) if prompt else config.prompt,
                 stretch=None if isinstance(part, str) else (part.start, part.duration),
+                language=language_of(row["language"]).code if row.get("language") else "",
             )
-        except BadRow as error:
+        except (BadRow, TextError) as error:
             raise DataError(f"{where}: {error}") from error
         except (KeyError, TypeError) as error:
             raise DataError(
@@ -174,7 +184,7 @@ def measurable(
     prompt_fault = cache(_audio_fault)
     sound, left_out = [], []
     for item in items:
-        fault = item.fault or _text_fault(item.text) if words else ""
+        fault = item.fault or _text_fault(item) if words else ""
         fault = fault or _audio_fault(item)
         if voices and not fault:
             fault = (
@@ -200,13 +210,13 @@ def measurable(
     return sound, left_out
 
 
-def _text_fault(text: str) -> str:
+def _text_fault(item: Item) -> str:
     try:
-        word_errors(text, "")
+        word_errors(item.text, "", item.language)
     except TextError:
         return (
-            f"no words in its text {text!r}; write them into a .txt file of the same name (one "
-            "file: text=…), or measure without recognisers: recognizers=[]"
+            f"no words in its text {item.text!r}; write them into a .txt file of the same name "
+            "(one file: text=…), or measure without recognisers: recognizers=[]"
         )
     return ""
 
@@ -245,7 +255,12 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     recognizers = {name: load_recognizer(name, device) for name in config.recognizers}
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
-    measures = [NORMALIZER, *(r.name for r in recognizers.values()), *scorers]
+    languages = {item.language for item in items}
+    for recognizer in recognizers.values():
+        for language in sorted(languages):
+            in_language(recognizer, language)  # refused now, not after the first files
+    rate_name = error_rate_of(languages).lower()
+    measures = [*(r.name for r in recognizers.values()), *scorers]
     keys = [digest_of([measures, *item.version]) for item in items]
     part = part_of(config.out) if config.out else None
     known = kept_rows(part) if part else {}
@@ -255,8 +270,10 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
             here = range(start, min(start + config.batch_size, len(items)))
             todo = [i for i in here if keys[i] not in known]
             sounds = [items[i].load() for i in todo]
-            transcripts = {
-                name: _transcripts(recognizer, sounds) for name, recognizer in recognizers.items()
+            spoken_in = [items[i].language for i in todo]
+            heard = {
+                name: _transcripts(recognizer, sounds, spoken_in)
+                for name, recognizer in recognizers.items()
             }
             for place, (i, (wave, rate)) in enumerate(zip(todo, sounds, strict=True)):
                 known[keys[i]] = {
@@ -264,7 +281,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                     **stretch_entry(items[i]),
                     "text": items[i].text,
                     "seconds": len(wave) / rate,
-                    **said(place, transcripts),
+                    **said(place, heard),
                     "scores": {
                         name: s(
                             wave,
@@ -279,14 +296,20 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
             for i in here:
                 row = dict(known[keys[i]])
                 for name in recognizers:
-                    counted = word_errors(items[i].text, row["transcripts"][name])
+                    counted = word_errors(
+                        items[i].text, row["transcripts"][name], items[i].language
+                    )
                     errors[name].append(counted)
-                    row.setdefault("wer", {})[name] = counted.rate
+                    row.setdefault(error_rate_of({items[i].language}).lower(), {})[name] = (
+                        counted.rate
+                    )
                 row["scores"] = row.pop("scores")  # last
                 rows.append(row)
                 bar.update()
                 yield row
-    yield {"summary": {**summary(rows, errors, list(scorers)), "left_out": left_out}}
+    rules = ", ".join(sorted(language_of(code).normalizer for code in languages))
+    counted_by = {**summary(rows, errors, list(scorers), rate_name), "normalizer": rules}
+    yield {"summary": {**counted_by, "left_out": left_out}}
 
 
 def stretch_entry(item: Item) -> dict[str, float]:
@@ -315,23 +338,27 @@ def kept_rows(part: Path) -> dict[str, dict[str, Any]]:
     return {row["key"]: row["row"] for _, row in lines}
 
 
-def _transcripts(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
+def _transcripts(
+    recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]], languages: Sequence[str]
+) -> list[str]:
     """Return transcripts in order; files of one rate are transcribed together."""
-    transcripts = [""] * len(sounds)
+    heard = [""] * len(sounds)
     for rate in sorted({rate for _, rate in sounds}):
         rows = [i for i, (_, own) in enumerate(sounds) if own == rate]
-        for i, text in zip(
-            rows, recognizer.transcribe([sounds[i][0] for i in rows], rate), strict=True
-        ):
-            transcripts[i] = text
-    return transcripts
+        waves, spoken_in = [sounds[i][0] for i in rows], [languages[i] for i in rows]
+        for i, text in zip(rows, transcripts(recognizer, waves, rate, spoken_in), strict=True):
+            heard[i] = text
+    return heard
 
 
 def summary(
-    rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]], scorers: Sequence[str]
+    rows: Sequence[dict[str, Any]],
+    errors: dict[str, list[WordErrors]],
+    scorers: Sequence[str],
+    rate: str = "wer",
 ) -> dict[str, Any]:
-    """Summarise all rows: corpus WER with interval by recogniser (None for few files), mean and
-    count by scorer (None if none was scored)."""
+    """Summarise all rows: corpus error rate, called `rate`, with interval by recogniser (None for
+    few files), mean and count by scorer (None if none was scored)."""
     words = {}
     for name, counted in errors.items():
         interval = corpus_interval(
@@ -339,7 +366,7 @@ def summary(
         )
         total = corpus_wer(counted)
         words[name] = {
-            "wer": total.wer,
+            rate: total.wer,
             "ci": interval.ends,
             "S": total.substitutions,
             "D": total.deletions,
@@ -353,7 +380,6 @@ def summary(
     return {
         "files": len(rows),
         "seconds": math.fsum(row["seconds"] for row in rows),
-        "normalizer": NORMALIZER,
         "recognizers": words,
         "scorers": {
             name: {"mean": float(np.mean(v)) if v else None, "n": len(v)}

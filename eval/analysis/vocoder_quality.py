@@ -36,6 +36,7 @@ from dcar.prompts.choose import drawn
 from dcar.prompts.chooser import with_prompts
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
+from dcar.recognition.base import transcripts
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import character_errors, corpus_wer, word_errors
@@ -138,14 +139,10 @@ def run(config: VocoderQualityConfig) -> VocoderQuality:
     size = config.batch_size
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> tuple[list[Heard], Quality]:
-        transcripts = recognizer.transcribe(waves, rate)
-        errors = [
-            word_errors(text, words or "") for text, words in zip(texts, transcripts, strict=True)
-        ]
-        characters = [
-            character_errors(text, words or "")
-            for text, words in zip(texts, transcripts, strict=True)
-        ]
+        languages = [item.language for item in items]
+        heard = transcripts(recognizer, waves, rate, languages)
+        errors = [word_errors(*pair) for pair in zip(texts, heard, languages, strict=True)]
+        characters = [character_errors(*pair) for pair in zip(texts, heard, languages, strict=True)]
         embeddings = np.concatenate(
             [
                 encoder.embed_all(batch := waves[start : start + size], [rate] * len(batch))
@@ -159,8 +156,8 @@ def run(config: VocoderQualityConfig) -> VocoderQuality:
             return float(np.mean(hits)) if len(names) > 1 else None
 
         interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
-        heard = [Heard(words, e.errors) for words, e in zip(transcripts, errors, strict=True)]
-        return heard, Quality(
+        measured = [Heard(words, e.errors) for words, e in zip(heard, errors, strict=True)]
+        return measured, Quality(
             wer=corpus_wer(errors).wer,
             wer_ci=interval.ends,
             cer=corpus_wer(characters).wer,

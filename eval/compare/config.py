@@ -30,6 +30,11 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         "split in turn: hard, short, thousand = the shipped ones, else a file with one text per "
         "line. The first set is used for references, audio and pictures.",
     )
+    language: str = setting(
+        "",
+        "Language of the texts without recordings, a code of ISO 639; empty = the only one that "
+        "the decoder, or the corpus, has.",
+    )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")

@@ -22,7 +22,8 @@ from dcar.methods import Entry
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import transcripts
 from dcar.storage import digest_of
-from dcar.text.wer import NORMALIZER, character_errors, word_errors
+from dcar.text.languages import language_of
+from dcar.text.wer import character_errors, word_errors
 from dcar.vocoder.voicing import voice
 from eval.compare.plan import BatchJob, name_of
 from eval.compare.tools import Tools
@@ -133,7 +134,12 @@ class Maker:
             self.together,
         )
         voiced = time.perf_counter()
-        texts = transcripts(self.tools.recognizer, waves, self.tools.vocoder.sample_rate)
+        texts = transcripts(
+            self.tools.recognizer,
+            waves,
+            self.tools.vocoder.sample_rate,
+            [item.language for item in items],
+        )
         seconds = {
             "vocoder": (voiced - started) / len(items),
             "recognizer": (time.perf_counter() - voiced) / len(items),
@@ -144,7 +150,7 @@ class Maker:
         assert self.tools.recording is not None
         wave, rate = self.tools.recording(item.utterance_id)
         started = time.perf_counter()
-        [text] = transcripts(self.tools.recognizer, [wave], rate)
+        [text] = transcripts(self.tools.recognizer, [wave], rate, [item.language])
         seconds = {"recognizer": time.perf_counter() - started}
         self._finish(job, item, wave, rate, text, seconds)
 
@@ -173,9 +179,10 @@ class Maker:
             hypothesis=hypothesis,
             duration=len(wave) / rate,
             reference_duration=item.duration,
-            normalizer=NORMALIZER,
-            words=word_errors(item.text, hypothesis),
-            characters=character_errors(item.text, hypothesis),
+            normalizer=language_of(item.language).normalizer,
+            words=word_errors(item.text, hypothesis, item.language),
+            characters=character_errors(item.text, hypothesis, item.language),
+            language=item.language,
             tokens=list(tokens),
             decoded=decoded,
             scores={

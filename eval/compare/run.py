@@ -36,7 +36,6 @@ from dcar.process import own_device, run_claimed
 from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.storage import digest, write_text, writing
-from dcar.text.wer import NORMALIZER
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance
 from eval.compare.config import CompareConfig
@@ -324,6 +323,7 @@ def samples_of(compared: Compared, comparison: Comparison, maker: Maker) -> list
                 item.speaker,
                 _within(prompt_audio, compared.out),
                 voices,
+                item.language,
             )
         )
     return samples
@@ -380,7 +380,7 @@ def described(compared: Compared, measured: list[Measured]) -> Result:
         recognizer=tools.recognizer.name,
         recognizer_note="one waveform at a time; the length of a transcript is capped by the "
         "duration of the audio",
-        normalizer=NORMALIZER,
+        normalizer=", ".join(tools.normalizers),
         scorers={name: ScorerInfo(s.kind, s.spec) for name, s in tools.scorers.items()},
         sampling=config.sampling,
         seeds=list(config.seeds),

@@ -1,22 +1,24 @@
 """Models, data and scorers of a comparison."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dcar.methods import Models, load_models
-from dcar.model.companions import text_encoder
+from dcar.model.companions import language_for, text_units
 from dcar.prepare.prepared import prepared_info
 from dcar.prompts.choose import by_digest, in_turns
 from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
 from dcar.prompts.texts import SPLIT, read_texts, text_list, text_prompts
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, in_language
 from dcar.recognition.load import load_recognizer
 from dcar.storage import digest
+from dcar.text.languages import language_of
+from dcar.text.units import Characters, SymbolUnits, TextUnits, units_for
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.codebook import codebook_of
 from dcar.vocoder.base import PromptAudio, Vocoder
@@ -54,6 +56,26 @@ class Tools:
         """Utterances of the first set of texts with the prompts of the first seed."""
         return next(iter(next(iter(self.sets.values())).values()))
 
+    @property
+    def languages(self) -> set[str]:
+        """Languages of all utterances."""
+        sets = (items for by_seed in self.sets.values() for items in by_seed.values())
+        return {item.language for items in sets for item in items}
+
+    @property
+    def normalizers(self) -> list[str]:
+        """Names of the rules by which transcripts are compared."""
+        return sorted(language_of(code).normalizer for code in self.languages)
+
+
+def shown_units(units: TextUnits, texts: Sequence[str], languages: Sequence[str]) -> SymbolUnits:
+    """Return the units that pictures show of a text: the decoder's, or for a language model the
+    default phonemes, or characters if these do not fit."""
+    if isinstance(units, SymbolUnits):
+        return units
+    default = units_for()
+    return default if languages == default.languages else Characters.collected(texts, languages)
+
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
     """Load models, vocoder, recogniser, scorers and the utterances of a comparison; of the
@@ -72,11 +94,16 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     whole = split = split_for(models.decoder, config.data, config.split)
     if SPLIT in config.limits:
         split = with_prompts(whole, f"{config.data}: split {config.split}")
-    bos = models.decoder.config.bos
+    bos, units = models.decoder.config.bos, text_units(config.decoder)
+    known = units.languages or models.decoder.config.languages or info.languages
+    language = config.language or (known[0] if len(known) == 1 else "")
 
     def utterances(name: str, limit: int) -> dict[int, list[PromptItem]]:
         """Return the utterances of a set of texts by prompt seed."""
-        texts = [] if name == SPLIT else read_texts(name, text_encoder(config.decoder))
+        texts = []
+        if name != SPLIT:
+            asked = language_for(units, models.decoder.config, language)
+            texts = read_texts(name, units, asked)
         rows, source = in_turns(whole, len(texts)), whole
         if name == SPLIT:
             fewest = min(filter(None, (limit, config.limit)), default=0)
@@ -102,6 +129,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     recognizer = load_recognizer(config.recognizer, device=device)
+    for language in sorted({item.language for item in every_item}):
+        in_language(recognizer, language)  # refused now, not after the first method
     several = len(config.prompt_seeds) * len(config.seeds) > 1
     codes = models.decoder.config.speech_vocab_size
     return Tools(
@@ -121,7 +150,12 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         scorers=load_scorers(config.scorers, prompts, device),
         # without a second rendering there is no variety
         codebook=codebook_of(info.tokenizer, config.data) if several else None,
-        aligner=PhonemeAligner.fit(recorded["speech"], recorded["text"], codes)
+        aligner=PhonemeAligner.fit(
+            recorded["speech"],
+            recorded["text"],
+            codes,
+            shown_units(units, recorded["text"], known),
+        )
         if config.audio_utterances
         else None,
         training=training_note(config.decoder, config.far_decoder) if config.far_decoder else "",

@@ -3,7 +3,9 @@ and a spectrogram that shows where each pass ended, how many tokens it kept, and
 
 import bisect
 import difflib
+import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import numpy as np
 
 from dcar.audio import load_audio
 from dcar.storage import replacing
-from dcar.text.readings import closest_readings
+from dcar.text.languages import DEFAULT, language_of
 from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Bar, Picture, file_uri
 from eval.results.types import RECORDING, RESYNTHESIS, Record, Result, Sample, SpokenSample
+
+logger = logging.getLogger(__name__)
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
@@ -63,17 +67,19 @@ def timeline(emitted: Sequence[int], sizes: Sequence[int]) -> Bar:
     )
 
 
-def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
-    """Return the transcript in pieces (tag, words): "ins" wrong or extra words, "del" missing
-    ones, "span" correct ones."""
-    a, b = (reading.split() for reading in closest_readings(reference, hypothesis))
+def marked(reference: str, hypothesis: str, language: str = DEFAULT) -> list[tuple[str, str]]:
+    """Return the transcript in pieces (tag, words or characters): "ins" wrong or extra ones, "del"
+    missing ones, "span" correct ones."""
+    rules = language_of(language)
+    a, b = map(rules.split, rules.closest(reference, hypothesis))
+    between = "" if rules.by_characters else " "
     parts = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag == "equal":
-            parts.append(("span", " ".join(b[b0:b1])))
+            parts.append(("span", between.join(b[b0:b1])))
             continue
         parts += [
-            (name, " ".join(words))
+            (name, between.join(words))
             for name, words in (("del", a[a0:a1]), ("ins", b[b0:b1]))
             if words
         ]
@@ -106,20 +112,22 @@ def listening(result: Result, folder: Path) -> dict[str, Any] | None:
                 "id": s.id,
                 "speaker": s.speaker,
                 "prompt": file_uri(folder / s.prompt_audio) if s.prompt_audio else "",
-                "voices": [_voice(v, s.text, folder) for v in s.voices],
+                "voices": [_voice(v, s, folder) for v in s.voices],
+                "language": s.language,
             }
             for s in samples
         ],
     }
 
 
-def _voice(voice: SpokenSample, text: str, folder: Path) -> dict[str, Any]:
+def _voice(voice: SpokenSample, sample: Sample, folder: Path) -> dict[str, Any]:
     decoded, picture = voice.decoded, voice.picture
+    counted = "characters" if language_of(sample.language).by_characters else "words"
     emitted = decoded.emitted if decoded else []
     facts = [
         HINTS.get(voice.method, ""),
         f"{voice.duration:.1f} s",
-        f"{voice.words.errors} of {voice.words.reference_words} words wrong",
+        f"{voice.words.errors} of {voice.words.reference_words} {counted} wrong",
         f"{sum(emitted) / len(emitted):.2f} tokens per pass" if emitted else "",
         "cut off by the length limit" if decoded and decoded.truncated else "",
     ]
@@ -127,7 +135,7 @@ def _voice(voice: SpokenSample, text: str, folder: Path) -> dict[str, Any]:
     return {
         "method": voice.method,
         "facts": ", ".join(filter(None, facts)),
-        "transcript": marked(text, voice.hypothesis),
+        "transcript": marked(sample.text, voice.hypothesis, sample.language),
         "audio": file_uri(folder / voice.audio) if voice.audio else "",
         "bar": timeline(emitted, decoded.sizes) if decoded and emitted else None,
         "picture": Picture(title, file_uri(folder / picture)) if picture else None,
@@ -170,6 +178,25 @@ def save_picture(path: Path, picture: np.ndarray) -> None:
         Image.fromarray(picture).quantize(48).save(part, format="png", optimize=True)
 
 
+@cache
+def font_with(text: str) -> Path | None:
+    """Return a font of this machine that has all characters of a text: matplotlib's own, or the
+    first that has them. Log, once for each text, that there is none."""
+    from matplotlib import font_manager
+
+    own = font_manager.findfont("DejaVu Sans")
+    others = sorted(font.fname for font in font_manager.fontManager.ttflist)
+    for path in dict.fromkeys((own, *(p for p in others if "LastResort" not in p))):
+        try:
+            known = font_manager.get_font(path).get_charmap()
+        except (OSError, RuntimeError):  # a damaged font of the system
+            continue
+        if all(ord(c) in known for c in text):
+            return Path(path)
+    logger.warning("pictures: no font of this machine has %r, which is left out", text)
+    return None
+
+
 def _spectrogram(panel: Any, wave: np.ndarray, rate: int) -> None:
     padded = np.concatenate((wave, np.zeros(max(0, WINDOW - len(wave)), np.float32)))
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::STEP] * np.hanning(WINDOW)
@@ -202,8 +229,12 @@ def _phonemes(
         panel.axvline(start, color="#9aa3ab", lw=0.4, ymin=0.86)
         if not phoneme:
             continue
+        font = font_with(phoneme)
+        if font is None:
+            continue
         low = not low if (middle - before) * inches < 0.02 + 0.075 * len(phoneme) else False
-        panel.text(middle, 0.24 if low else 0.66, phoneme, ha="center", va="center", fontsize=7.5)
+        height = 0.24 if low else 0.66
+        panel.text(middle, height, phoneme, ha="center", va="center", font=font, fontsize=7.5)
         before = middle
     panel.vlines(ends, 0, 1, color=END_COLOR, lw=0.6, alpha=strength)
     panel.set(ylim=(0, 1), yticks=[])

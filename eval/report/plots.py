@@ -27,7 +27,7 @@ CURVES = {
     "entropy, nats": ("entropy",),
     "KL, nats": ("kl",),
     "share of actions outside the range": ("out_of_range",),
-    "dev WER (reward recogniser)": ("eval_wer", "eval_wer_sampled"),
+    "dev errors (reward recogniser)": ("eval_wer", "eval_wer_sampled"),
 }
 LABELS = {
     "reward_sampled": "sampled by the policy",
@@ -146,7 +146,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.margins(x=0.1)
     axes.set_xlabel(AXES[axis].label + "  → faster")
-    axes.set_ylabel("WER, %  (95 % interval)  ↓ better")
+    axes.set_ylabel("errors, %  (95 % interval)  ↓ better")
     axes.plot(
         [],
         [],

@@ -26,7 +26,7 @@ SPEED_NOTE = (
     "and p: paired bootstrap over utterances, with the speeds as measured."
 )
 MATRIX_NOTE = (
-    "Percentage points of WER, row minus column, averaged over the shared speeds. Blue: the row "
+    "Percentage points of errors, row minus column, averaged over the shared speeds. Blue: the row "
     "makes fewer errors; red: it makes more; bold: p < 0.05 (expected by chance for one pair in "
     "twenty). ·: no shared speed. Intervals are in the sentences above and in the tooltips."
 )
@@ -79,7 +79,7 @@ def binned(title: str, bins: Bins | None, which: str) -> Section | None:
     """Return error rates by bin; nothing if there are fewer than two bins."""
     if not bins:
         return None
-    note = f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances."
+    note = f"Errors in % {which}; n: number of utterances. Intervals: bootstrap over utterances."
     return Section(title, [binned_table(title, bins), note])
 
 

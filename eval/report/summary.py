@@ -201,7 +201,7 @@ def best_sentence(rows: Sequence[Row], axis: str) -> str:
     faster = "No method is faster."
     if len(front) > 1:
         faster = f"Faster, with more errors: {', '.join(front[1:])}."
-    return f"Fewest word errors: {front[0]}. {faster}"
+    return f"Fewest errors: {front[0]}. {faster}"
 
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:

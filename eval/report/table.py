@@ -15,7 +15,7 @@ Column = tuple[str, Callable[[Row], str]]
 # sentences compare every family with these; all pairs are in compare.json
 RIVALS = {"car", "dcar"}
 CONVENTION = (
-    "Differences are method − baseline; below 0, the method makes fewer word errors. RTF: seconds "
+    "Differences are method − baseline; below 0, the method makes fewer errors. RTF: seconds "
     "of computing per second of speech, end to end (language model and vocoder), batch 1, median. "
     "× FAR: RTF of FAR / RTF of the method. First audio: seconds until a stream has its first "
     "samples, batch 1, median."
@@ -85,10 +85,7 @@ CLOCKS = [
     _column("× FAR", _speedup("far", "total")),
     _column("× CAR-1", _speedup("car1", "total")),
 ]
-ERRORS = [
-    _column("WER %", lambda row: row.wer.value, percent),
-    _column("95 % CI", lambda row: row.wer, interval),
-    _column("CER %", lambda row: row.cer.value, percent),
+MEASURES = [
     TOKENS,
     _column("RTF", _speed("rtf"), number, 4),
     *CLOCKS,
@@ -123,21 +120,40 @@ MEANINGS = {
 """Tables of the report, and explanations of their columns."""
 
 
+def error_rate(rows: Sequence[Row]) -> str:
+    """Return the name of the error rate of rows: WER, or CER in languages that need it."""
+    return rows[0].error_rate if rows else "WER"
+
+
+def errors_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of errors and their interval, and then, unless it is the same, CER."""
+    name = error_rate(rows)
+    columns = [
+        _column(f"{name} %", lambda row: row.wer.value, percent),
+        _column("95 % CI", lambda row: row.wer, interval),
+    ]
+    more = [] if name == "CER" else [_column("CER %", lambda row: row.cer.value, percent)]
+    return [*columns, *more]
+
+
 def main_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns of the whole table: name, sampling if rows differ in it, and every
     column that has a value."""
     return [
         METHOD,
         *sampling_columns(rows),
-        *filled_columns([*ERRORS, *TESTS, *_scores(rows), VARIETY, *SHAPE], rows),
+        *filled_columns(
+            [*errors_columns(rows), *MEASURES, *TESTS, *_scores(rows), VARIETY, *SHAPE], rows
+        ),
     ]
 
 
 def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
     """Return the whole table in parts that fit on a screen: (title, columns)."""
+    errors = errors_columns(rows)
     groups = zip(
         MEANINGS,
-        (ERRORS, [*ERRORS[:2], *TESTS], [*_scores(rows), VARIETY, *SHAPE]),
+        ([*errors, *MEASURES], [*errors[:2], *TESTS], [*_scores(rows), VARIETY, *SHAPE]),
         strict=True,
     )
     filled = [(title, filled_columns(columns, rows)) for title, columns in groups]
@@ -194,7 +210,7 @@ def lively_columns(rows: Sequence[Row]) -> list[Column]:
     return [
         METHOD,
         *sampling_columns(rows),
-        ERRORS[0],
+        errors_columns(rows)[0],
         VARIETY,
         _column("95 % CI", _distance, interval, 3, 1),
         _column("duration ± %", _variety("duration_spread"), percent, 1),
@@ -280,7 +296,7 @@ def short_table(rows: Sequence[Row]) -> list[str]:
 
     columns: list[Column] = [
         ("method", name),
-        _column("WER %", lambda row: row.wer.value, percent, 1),
+        _column(f"{error_rate(rows)} %", lambda row: row.wer.value, percent, 1),
         _column("95 % CI", lambda row: row.wer, interval, 1),
         VARIETY,
         TOKENS,
@@ -315,7 +331,7 @@ def _lines_of(measured: Measured) -> list[str]:
     if lively := lively_rows(measured):
         tables.append(table_of("", lively_columns(lively), lively))
     if measured.by_category:
-        tables.append(binned_table("WER %", measured.by_category))
+        tables.append(binned_table(f"{error_rate(rows)} %", measured.by_category))
     lines = [line for table in tables for line in (*aligned(table), "")]
     if sentences := rival_sentences(measured.pairs):
         lines += [

@@ -109,7 +109,7 @@ def variety_sentence(of: EqualVariety) -> str:
     axis = AXES[of.axis]
     return (
         f"At equal variety ({of.variety:.3f}) and {axis.quantity} ({of.at:.2f}{axis.unit}), "
-        f"{of.method} makes {100 * of.wer:.1f} % word errors and fixed sizes "
+        f"{of.method} makes {100 * of.wer:.1f} % errors and fixed sizes "
         f"{100 * of.wer_fixed:.1f} %: {points(of.test)}; interpolated between "
         f"{', '.join(of.shares)}."
     )

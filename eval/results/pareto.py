@@ -192,7 +192,7 @@ def sentence(pair: Pair) -> str:
     average = f" Averaged over that range: {points(pair.average)}." if low < high else ""
     return (
         f"At equal {axis.quantity} ({pair.at:.2f}{axis.unit}{where}), {a} makes "
-        f"{100 * pair.wer_a:.1f} % word errors and {b} {100 * pair.wer_b:.1f} %: "
+        f"{100 * pair.wer_a:.1f} % errors and {b} {100 * pair.wer_b:.1f} %: "
         f"{points(pair.test)}.{average}"
     )
 

@@ -15,6 +15,7 @@ from dcar.methods.find import class_of
 from dcar.methods.names import split_sampling
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import RESAMPLES, Interval, corpus_interval
+from dcar.text.languages import error_rate_of
 from dcar.text.wer import WordErrors
 from eval.methods.families import family_of, setting_text
 from eval.results.stats import PairedTest, paired_test, utterances_needed
@@ -142,6 +143,7 @@ def _row(
         cer=corpus_interval(*characters, resamples=resamples),
         wer_capped=sum(min(e.errors, e.reference_words) for e in errors) / total.reference_words,
         errors=total,
+        error_rate=error_rate_of({r.language for r in records}),
         empty_transcripts=sum(not r.hypothesis.strip() for r in records),
         duration_ratio=sum(r.duration for r in records) / recorded if recorded else None,
         scores={},

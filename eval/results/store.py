@@ -14,7 +14,8 @@ import numpy as np
 
 from dcar.prompts.items import PromptItem
 from dcar.storage import finish_last_line, writing
-from dcar.text.wer import NORMALIZER, character_errors, word_errors
+from dcar.text.languages import language_of
+from dcar.text.wer import character_errors, word_errors
 from eval.results.types import Record, read_records, to_json
 
 
@@ -60,13 +61,15 @@ class RecordStore:
 
 def rescored(record: Record) -> Record:
     """Return the record with the errors of its transcript by the current normaliser."""
-    if record.normalizer == NORMALIZER:
+    normalizer = language_of(record.language).normalizer
+    if record.normalizer == normalizer:
         return record
+    texts = record.text, record.hypothesis, record.language
     return replace(
         record,
-        normalizer=NORMALIZER,
-        words=word_errors(record.text, record.hypothesis),
-        characters=character_errors(record.text, record.hypothesis),
+        normalizer=normalizer,
+        words=word_errors(*texts),
+        characters=character_errors(*texts),
     )
 
 

@@ -25,6 +25,7 @@ from dcar.errors import DataError, check_format
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text, writing
 from dcar.text.bootstrap import Interval
+from dcar.text.languages import DEFAULT
 from dcar.text.wer import WordErrors
 from eval.methods.families import Family
 from eval.results.stats import PairedTest
@@ -78,6 +79,7 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)  # of decode, vocoder, recognizer
     texts: str = ""
     prompt_seed: int = 0
+    language: str = DEFAULT  # of the text
 
 
 @STRICT
@@ -209,6 +211,7 @@ class Row:
     # by baseline: far, car1, best_car, sd, random
     tests: dict[str, PairedTest] = field(default_factory=dict)
     speedups: dict[str, Speedup] = field(default_factory=dict)  # by baseline: far, car1
+    error_rate: str = "WER"  # name of `wer`: CER where errors are counted by characters
 
     @property
     def decodes(self) -> bool:
@@ -307,6 +310,7 @@ class Sample:
     speaker: str
     prompt_audio: str | None
     voices: list[SpokenSample]
+    language: str = DEFAULT
 
 
 @STRICT

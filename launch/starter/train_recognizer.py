@@ -46,8 +46,8 @@ from dcar.recognition.encoder import (
     state_count,
 )
 from dcar.storage import digest, replacing, writing
-from dcar.text.readings import spoken_words
-from dcar.text.wer import NORMALIZER, word_errors
+from dcar.text.languages import DEFAULT, language_of
+from dcar.text.wer import word_errors
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.train.checkpoints import last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
@@ -105,7 +105,7 @@ def load_recordings(manifest: str) -> list[Recording]:
     """
     recordings = []
     for u in load_corpus("jsonl", manifest):
-        if not (text := spoken_words(u.text)):
+        if not (text := language_of(DEFAULT).words(u.text)):
             raise DataError(f"{u.source}: the text {u.text!r} has no words; remove the line")
         wave, _ = u.load(ENCODER_SAMPLE_RATE)
         seconds = len(wave) / ENCODER_SAMPLE_RATE
@@ -215,7 +215,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
         "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
         "train_hours": round(hours, 3),
         "train_utterances": utterances,
-        "normalizer": NORMALIZER,
+        "normalizer": language_of(DEFAULT).normalizer,
     }
     return trainer.make(
         last,

@@ -4,7 +4,7 @@ import pytest
 from tiny_data import counting, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
 
 

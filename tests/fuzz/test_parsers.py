@@ -24,9 +24,9 @@ from dcar.errors import ConfigError, DCARError, TextError
 from dcar.methods import MethodSpec, Models, make_methods
 from dcar.methods.find import every_method
 from dcar.prepare.run import PrepareConfig
-from dcar.text.inventory import PHONEMES
-from dcar.text.phonemes import normalize_text, text_to_ids
-from dcar.text.readings import normalize_transcript, spoken_words
+from dcar.text.english.inventory import PHONEMES
+from dcar.text.english.phonemes import normalize_text, text_to_ids
+from dcar.text.english.readings import normalize_transcript, spoken_words
 from dcar.text.wer import word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.config import CompareConfig

@@ -16,7 +16,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones import convert
-from dcar.model.companions import text_encoder
+from dcar.model.companions import text_units
 from dcar.model.load import load_decoder
 from dcar.prepare import retokenize
 from dcar.prepare.prepared import load_prepared, load_split, prepared_info
@@ -24,7 +24,7 @@ from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sampling import SamplingConfig
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train import car
 from dcar.train.batches import SpeechDataset, collate
 from launch import distil
@@ -331,7 +331,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
     )
     with torch.no_grad():
         before, after = (float(load_decoder(folder)(batch).loss) for folder in ("car", "again"))
-    assert after < before and text_encoder("again")("a red house") == spoken.rows[0]["text_ids"]
+    assert after < before and text_units("again")("a red house") == spoken.rows[0]["text_ids"]
     with pytest.raises(ConfigError, match="init_from .*backbone.path"):
         car.main(["data=spoken", "init_from=car", "out=other"])
 

@@ -32,7 +32,7 @@ from dcar.model.statistics import MEL_BANDS
 from dcar.recognition.ctc import Alignment
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
 from dcar.train.car import run as train
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from dcar.train.draft import run as train_draft

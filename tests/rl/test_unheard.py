@@ -12,7 +12,7 @@ from dcar.errors import AssetError, CheckpointError, ConfigError
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
 from rl import trainer as module
 from rl.config import DCPOConfig
 from rl.rewards import BUILT_IN

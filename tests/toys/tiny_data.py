@@ -10,7 +10,7 @@ import torch
 
 from dcar.prepare.prepared import FORMAT_VERSION, features
 from dcar.storage import digest, files_of
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.acoustic import VocoderConfig

@@ -21,7 +21,8 @@ from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_architecture
 from dcar.sources.hub import from_hub
-from dcar.text.inventory import TEXT_TOKENIZER
+from dcar.text.common import check_text
+from dcar.text.units import TEXT_TOKENIZER, TextUnits, units_for
 
 SPEECH = "<|s_{}|>"
 TEXT_START, TEXT_END = "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"
@@ -37,10 +38,11 @@ class SpeechIds(NamedTuple):
     start: int
 
 
-class TextTokenizer:
-    """Byte-pair encoder of text; `name` identifies tokenizer and version, for `config.phonemes`."""
+class TextTokenizer(TextUnits):
+    """Tokens of a language model. It reads texts as they are written, as its publishers do;
+    normalize: language in whose spoken form they are written out first, "" for none."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, normalize: str = ""):
         self.tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -50,16 +52,28 @@ class TextTokenizer:
             )
         digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
         self.name, self.size = f"{TEXT_TOKENIZER}{digest}", len(tokenizer)
+        self._marks = dict(tokenizer.get_added_vocab())
+        self._reading = units_for(normalize) if normalize else None
+        if self._reading is not None:
+            self.name += f"+{normalize}"
 
     @classmethod
-    def from_pretrained(cls, source: str | Path) -> TextTokenizer:
+    def from_pretrained(cls, source: str | Path, normalize: str = "") -> TextTokenizer:
         from transformers import AutoTokenizer
 
-        return cls(from_hub(AutoTokenizer.from_pretrained, source, "a text tokenizer"))
+        return cls(from_hub(AutoTokenizer.from_pretrained, source, "a text tokenizer"), normalize)
+
+    def spoken(self, text: str) -> str:
+        return check_text(text) if self._reading is None else self._reading.spoken(text)
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens. Raises TextError if there are none."""
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Return the ids of a text, without special tokens. Raises TextError if there are none, or
+        for a mark of the model in the text."""
+        if found := [mark for mark in self._marks if mark in text]:
+            raise TextError(
+                f"{text[:40]!r}: {found[0]!r} is a mark of the model, not a text; remove it"
+            )
+        ids = self.tokenizer(self.spoken(text), add_special_tokens=False)["input_ids"]
         if not ids:
             raise TextError("the text has no tokens; give at least one word")
         return list(ids)

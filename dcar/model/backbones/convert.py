@@ -35,7 +35,7 @@ from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoic
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder
 from dcar.model.cards import decoder_card
 from dcar.process import run_claimed
-from dcar.text.inventory import TEXT_VOCAB_SIZE
+from dcar.text.units import units_for
 from dcar.tracking import provenance, write_json
 from heads.build import HEAD_KINDS
 
@@ -91,6 +91,11 @@ class ConvertConfig:
         "openai/whisper-large-v3",
         "cosyvoice: Whisper's text tokenizer, which CosyVoice's folder does not contain.",
     )
+    normalize: str = setting(
+        "",
+        "Language (code of ISO 639) in whose spoken form texts are written out before the model's "
+        "tokenizer reads them, numbers in words for example; empty = as they are written.",
+    )
     seed: int = seed_setting(0, "Random seed for the additional heads.")
 
     def __post_init__(self):
@@ -117,12 +122,12 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     text: TextTokenizer | None = None
     if config.kind == "cosyvoice2":
         folder = (source if source.is_dir() else source.parent) / BLANK
-        text = TextTokenizer.from_pretrained(folder)
+        text = TextTokenizer.from_pretrained(folder, config.normalize)
         decoder = load_cosyvoice2(
             source, folder, config.speech_vocab_size, phonemes=text.name, **settings
         )
     elif config.kind == "cosyvoice":
-        text = TextTokenizer.from_pretrained(config.text_tokenizer)
+        text = TextTokenizer.from_pretrained(config.text_tokenizer, config.normalize)
         decoder = load_cosyvoice1(source, config.speech_vocab_size, phonemes=text.name, **settings)
         if text.size != decoder.config.text_vocab_size:
             raise CheckpointError(
@@ -132,7 +137,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
                 "300M reads the ids of openai/whisper-large-v3)"
             )
     elif config.kind == "llasa":
-        text = TextTokenizer.from_pretrained(config.source)
+        text = TextTokenizer.from_pretrained(config.source, config.normalize)
         ids = llasa_ids(text.tokenizer, config.source)
         prefix, suffix = llasa_template(text.tokenizer)
         decoder = load_causal_lm(
@@ -147,7 +152,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
         )
     else:
         if not config.phonemes:
-            text = TextTokenizer.from_pretrained(config.source)
+            text = TextTokenizer.from_pretrained(config.source, config.normalize)
             settings["phonemes"] = text.name
         codes = range(config.first_speech_id, config.first_speech_id + config.speech_vocab_size)
         speech = (
@@ -162,10 +167,10 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
             source="causal-lm" if speech else "text-lm",
             **settings,
         )
-        if config.phonemes and decoder.config.text_vocab_size < TEXT_VOCAB_SIZE:
+        if config.phonemes and decoder.config.text_vocab_size < units_for().size:
             raise ConfigError(
                 f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
-                f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false"
+                f"{units_for().size} phonemes; choose a larger model or phonemes=false"
             )
     if config.heads > 1:
         decoder.heads.start_outputs(decoder.heads.base.weight)

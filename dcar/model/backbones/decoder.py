@@ -42,8 +42,8 @@ def _named(name: str) -> Any:
 
 @dataclass
 class BackboneConfig(SpeechVocabulary):
-    """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` as in
-    `CARConfig`."""
+    """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` and
+    `languages` as in `CARConfig`."""
 
     # config of the language model, with its model_type
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -64,8 +64,10 @@ class BackboneConfig(SpeechVocabulary):
     lora: dict[str, Any] | None = None  # adapters on the language model, see lora.py
     tokenizer: str = ""
     phonemes: str = ""  # the text tokenizer's name and checksum, see dcar/prepare/retokenize.py
+    languages: tuple[str, ...] = ()
 
     def __post_init__(self):
+        self.languages = tuple(self.languages)
         # without entries that do not describe the weights or do not survive JSON
         recorded = {
             k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")

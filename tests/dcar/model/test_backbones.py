@@ -26,7 +26,7 @@ from dcar.errors import AssetError, CheckpointError, ConfigError, DataError, Tex
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.batch import speech_batch
-from dcar.model.companions import text_encoder
+from dcar.model.companions import text_units
 from dcar.model.load import load_decoder
 from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_prepared, prepared_info
@@ -189,7 +189,7 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
         and loaded.config.speech_vocab_size == CODES
     )
     assert "cosyvoice2, qwen2" in (tmp_path / "out" / "README.md").read_text()
-    encode = text_encoder(tmp_path / "out")
+    encode = text_units(tmp_path / "out")
     assert encode.name == loaded.config.phonemes
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
     assert decode(loaded, [prompt], FixedChunk(3), SamplingConfig(max_tokens=9))[0].tokens
@@ -279,7 +279,7 @@ def test_llasa_speaks_with_the_distribution_of_its_own_prompt(tmp_path):
         *range(first, first + CODES),
         tokenizer.convert_tokens_to_ids("<|SPEECH_GENERATION_END|>"),
     ]
-    encode = text_encoder(tmp_path / "out")
+    encode = text_units(tmp_path / "out")
     hidden = decoder.speech_hidden(speech_batch([encode(text)], [speech], [1]))
     assert torch.allclose(decoder.heads.logits(hidden, 1)[0, :, 0], logits[:, wanted], atol=1e-4)
     # the speech rows moved, they are not there twice
@@ -357,7 +357,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
             retokenize(config)
     assert not (tmp_path / "own").exists()
     retokenize(config)
-    rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
+    rows, encode = load_prepared(tmp_path / "own", "train"), text_units(tmp_path / "out")
     assert rows[0]["text_ids"] == encode("a red house") and rows["spoken_by"][:] == ["car-5"] * 4
     assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
     assert prepared_info(tmp_path / "own").phonemes == encode.name
@@ -371,7 +371,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
     _, other = write_llasa(tmp_path / "llasa")
     other.save_pretrained(str(tmp_path / "out" / "text_tokenizer"))
     with pytest.raises(CheckpointError, match=f"text_tokenizer: .*{encode.name}"):
-        text_encoder(tmp_path / "out")
+        text_units(tmp_path / "out")
 
 
 def test_named_prompts_bring_their_own_text_ids(tmp_path):

@@ -27,7 +27,7 @@ from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.batch import speech_batch
-from dcar.model.companions import text_encoder
+from dcar.model.companions import text_units
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
@@ -169,7 +169,7 @@ def test_the_command(published, tmp_path):
     assert loaded.config.sequence_start and not loaded.config.bos
     assert torch.equal(loaded.heads.projection[1], tensors["llm_decoder.weight"])
     assert "cosyvoice, cosyvoice-lm" in (tmp_path / "out" / "README.md").read_text()
-    encode = text_encoder(tmp_path / "out")
+    encode = text_units(tmp_path / "out")
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
     assert decode(loaded, [prompt], FixedChunk(3), SamplingConfig(max_tokens=9))[0].tokens
 

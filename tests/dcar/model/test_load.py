@@ -4,10 +4,10 @@ import pytest
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.methods import load_models, make_methods
-from dcar.model.companions import load_policy, text_encoder
+from dcar.model.companions import load_policy, text_units
 from dcar.model.load import load_decoder, load_decoder_config
 from dcar.sources.shipped import shipped
-from dcar.text.phonemes import text_to_ids
+from dcar.text.units import units_for
 from heads.policy import ChunkPolicy
 
 
@@ -18,7 +18,7 @@ def test_starter_is_what_ships():
     assert (decoder.config.num_prediction_heads, far.config.num_prediction_heads) == (16, 1)
     assert load_decoder_config("starter") == decoder.config
     assert load_decoder_config("starter", "far") == far.config
-    assert text_encoder("starter") is text_to_ids
+    assert text_units("starter") is units_for()
     hot, cold = load_policy("starter-t1.0"), load_policy("starter-t0.4")
     assert (
         hot.checksum()

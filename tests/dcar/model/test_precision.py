@@ -27,7 +27,7 @@ from dcar.model.precision import (
     precision_of,
 )
 from dcar.sampling import warp
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from eval.analysis import fit_verifiers

@@ -17,7 +17,7 @@ from dcar.prepare.prepared import (
     with_recorded,
 )
 from dcar.prompts.chooser import PromptChooser
-from dcar.text.phonemes import text_to_ids
+from dcar.text.english.phonemes import text_to_ids
 
 SPEAKERS = [f"s{i % 3}" for i in range(90)]
 SECONDS = np.random.default_rng(0).uniform(2, 8, 90).tolist()

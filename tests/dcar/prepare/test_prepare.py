@@ -19,7 +19,7 @@ from dcar.prepare import prepared
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.recordings import source_utterances
 from dcar.prepare.run import PrepareConfig
-from dcar.text.phonemes import text_to_ids
+from dcar.text.english.phonemes import text_to_ids
 
 
 def test_the_whole_way(corpus, tmp_path):

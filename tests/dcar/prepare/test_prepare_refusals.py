@@ -153,6 +153,8 @@ def test_what_cannot_be_joined(tmp_path, monkeypatch):
     ):
         with pytest.raises(error, match=words):
             ask()
-    monkeypatch.setattr("dcar.prepare.join.PHONEME_VERSION", "text-tokenizer:other")
+    about = json.loads((tmp_path / "data" / "prepared.json").read_text())
+    about["phonemes"]["version"] = "text-tokenizer:other"
+    (tmp_path / "data" / "prepared.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match="mode=retokenize"):
         join(JoinConfig([data], out))

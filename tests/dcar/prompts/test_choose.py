@@ -15,7 +15,7 @@ from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import load_prompts
 from dcar.prompts.texts import ListedText, text_prompts
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
 from eval.compare.plan import choose_items
 
 SPEAKERS = ["zoë", "Ada", "b", "ada", "é", "alone", "a", "\U0001f600", "￮"]

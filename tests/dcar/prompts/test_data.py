@@ -14,7 +14,7 @@ from dcar.prompts.chooser import PromptChooser, own_prompt, with_prompts
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import shipped
-from dcar.text.phonemes import text_to_ids
+from dcar.text.english.phonemes import text_to_ids
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset
 
 LENGTHS = np.random.default_rng(0).integers(20, 200, 53).tolist()

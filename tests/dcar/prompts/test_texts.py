@@ -9,7 +9,7 @@ from dcar.errors import DataError
 from dcar.prepare.columns import Split
 from dcar.prompts.items import make_prompts
 from dcar.prompts.texts import LISTS, read_texts, text_list, text_prompts
-from dcar.text.phonemes import text_to_ids
+from dcar.text.english.phonemes import text_to_ids
 
 
 def test_the_shipped_lists_are_what_their_description_says():

@@ -1,6 +1,7 @@
 """What belongs together is checked in one place, whichever command puts it together."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny_data import tiny_tokenizer, tiny_vocoder, write_prepared
@@ -10,7 +11,8 @@ from dcar.errors import CheckpointError, DataError
 from dcar.prepare.prepared import prepared_info
 from dcar.prompts.load import load_prompts, split_for, vocoder_for
 from dcar.prompts.together import check_together, made_by
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
+from dcar.text.units import units_for
 from eval.analysis import fit_verifiers
 from eval.compare.config import CompareConfig
 from eval.compare.tools import load_tools
@@ -73,6 +75,10 @@ def test_a_vocoder_of_another_origin_is_refused(data, tmp_path):
 def test_ids_that_were_made_here(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path)
     decoder = tiny_decoder(**{**OWN, "tokenizer": f"another name@{tokenizer.checksum}"})
-    check_together(decoder, made_by(tokenizer, PHONEME_VERSION), "here")
+    check_together(decoder, made_by(tokenizer, units_for()), "here")
     with pytest.raises(DataError, match="here: .*text-tokenizer:qwen"):
-        check_together(decoder, made_by(tokenizer, "text-tokenizer:qwen"), "here")
+        check_together(
+            decoder,
+            replace(made_by(tokenizer, units_for()), phonemes="text-tokenizer:qwen"),
+            "here",
+        )

@@ -34,12 +34,13 @@ from dcar.speak.phrases import (
     PARAGRAPH_SECONDS,
     PAUSE_SECONDS,
     note_what_is_not_read,
-    phrases,
-    split_clauses,
 )
+from dcar.speak.phrases import phrases as phrases_of
 from dcar.speak.speaker import Speaker, make_method
 from dcar.speak.voice import read_voice, shipped_voices
-from dcar.text.phonemes import normalize_text, phonemes_of, text_to_ids
+from dcar.text.english.phonemes import normalize_text, phonemes_of, text_to_ids
+from dcar.text.languages import language_of
+from dcar.text.units import units_for
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
@@ -219,6 +220,14 @@ LONG = (
     "house, while their uncle tried to save the basket with the bread, the cheese and the bottles "
     "- all that was left of the long summer that we had spent together on the coast."
 )
+
+
+def phrases(text):
+    return phrases_of(text, units_for(), language_of("en"))
+
+
+def split_clauses(sentence):
+    return [p.text for p in phrases(sentence)]
 
 
 def test_long_sentences_are_spoken_clause_by_clause(speak, models, tmp_path):
@@ -530,10 +539,10 @@ def test_headings_and_items_stand_for_themselves():
     ],
 )
 def test_another_language_and_signs_that_are_not_read_are_noted(text, noted, caplog):
-    note_what_is_not_read(text)
+    note_what_is_not_read(text, language_of("en"))
     assert ("English" in caplog.text) == noted
     assert "left out" not in caplog.text
-    note_what_is_not_read(f"{text} 😀 costs ½ € → 🎉, 20 °C × 2™, 3‰")
+    note_what_is_not_read(f"{text} 😀 costs ½ € → 🎉, 20 °C × 2™, 3‰", language_of("en"))
     assert "left out: 😀 → 🎉 ‰\n" in caplog.text
 
 

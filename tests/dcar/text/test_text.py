@@ -13,10 +13,10 @@ import pytest
 from dcar.errors import TextError
 from dcar.prepare.prepared import load_prepared
 from dcar.sources.shipped import shipped
-from dcar.text import phonemes as text_module
-from dcar.text.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE
-from dcar.text.numbers import cardinal, ordinal, year
-from dcar.text.phonemes import (
+from dcar.text.english import phonemes as text_module
+from dcar.text.english.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE
+from dcar.text.english.numbers import cardinal, ordinal, year
+from dcar.text.english.phonemes import (
     MAX_CHARACTERS,
     MAX_PHONEMES,
     encode_phonemes,
@@ -178,9 +178,9 @@ def test_import_is_light_and_nothing_touches_the_network():
 import sys, socket
 def refuse(*a, **k): raise AssertionError("network")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-import dcar.text.phonemes
+import dcar.text.english.phonemes
 assert not {"gruut", "torch", "datasets"} & set(sys.modules)
-print(len(dcar.text.phonemes.text_to_ids("Offline, on 3/4/2024 the zorblax costs $5.")))
+print(len(dcar.text.english.phonemes.text_to_ids("Offline, on 3/4/2024 the zorblax costs $5.")))
 """
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

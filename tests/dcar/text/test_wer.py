@@ -9,9 +9,9 @@ import pytest
 
 from dcar.errors import TextError
 from dcar.prompts.texts import read_texts
-from dcar.text import readings
-from dcar.text.phonemes import normalize_text
-from dcar.text.readings import closest_readings, normalize_transcript, spoken_words
+from dcar.text.english import readings
+from dcar.text.english.phonemes import normalize_text
+from dcar.text.english.readings import closest_readings, normalize_transcript, spoken_words
 from dcar.text.wer import character_errors, corpus_wer, word_costs, word_errors
 
 PAIRS = [

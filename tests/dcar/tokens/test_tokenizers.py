@@ -15,7 +15,8 @@ from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
-from dcar.text.phonemes import text_to_ids
+from dcar.text.english.phonemes import text_to_ids
+from dcar.text.units import units_for
 from dcar.tokens.alignment import best_path
 from dcar.tokens.fit import FitTokenizerConfig, discriminant_projection, information, sharpen
 from dcar.tokens.fit import run as fit
@@ -130,7 +131,7 @@ def test_information_tells_words_from_voices():
     voices = [
         16 * int(s[1]) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)
     ]
-    of_words, of_voices = (information(c, texts, speakers, 64) for c in (words, voices))
+    of_words, of_voices = (information(c, texts, speakers, 64, 61) for c in (words, voices))
     assert of_words["phoneme_bits"] > of_words["phoneme_bits_wrong_text"] + 0.5
     assert of_words["speaker_bits"] < 0.2
     assert of_voices["speaker_bits"] > 1.5
@@ -235,12 +236,12 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
         )
         for i, (_, t, s) in enumerate(rows)
     ]
-    few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000))
+    few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000), units_for())
     # counted, not guessed
     assert 2000 <= sum(len(rows[i][0]) for i in read) < 2000 + max(len(r[0]) for r in rows)
     assert few.provenance["aligned_utterances"] == len(read) == len(set(read))
     read.clear()
-    sharp = sharpen(plain, utterances, config)
+    sharp = sharpen(plain, utterances, config, units_for())
     assert sorted(read) == list(range(len(rows)))  # each once
     bits = [
         information(
@@ -248,6 +249,7 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
             [text_to_ids(x) for _, x, _ in rows],
             [s for _, _, s in rows],
             32,
+            61,
         )
         for t in (plain, sharp)
     ]

@@ -17,7 +17,7 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft, check_draft, inherited_layers
 from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
 from dcar.train.draft import TrainDraftConfig, run
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding

@@ -13,7 +13,7 @@ from tiny_residual import CODES, LAYERS, PHONEMES, VOICES, GeneratedCodec, recor
 from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError, DataError
-from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.english.inventory import PHONEME_VERSION
 from dcar.tokens.origin import TokenizerInfo
 from dcar.vocoder.base import PromptAudio, check_speaks
 from dcar.vocoder.load import load_vocoder, needs_prompt_audio, vocoder_identity

@@ -16,6 +16,7 @@ from tones import chirp
 
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError
 from dcar.prompts.together import made_by
+from dcar.text.units import units_for
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.origin import TokenizerInfo
 from dcar.vocoder.base import PromptAudio, check_speaks
@@ -36,7 +37,7 @@ def test_our_own_by_folder(tmp_path):
 def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
     """Tokens of its own tokenizer go through; foreign ids and foreign tokenizers do not."""
     vocoder, tokenizer = load_vocoder(spec), load_tokenizer(spec + layers)
-    about = made_by(tokenizer, "").tokenizer
+    about = made_by(tokenizer, units_for()).tokenizer
     check_speaks(vocoder, about)
     tokens = [tokenizer.encode([chirp(0.4, 1)], 24_000)[0].tolist(), []]
     wave, nothing = vocoder.synthesize(tokens, VOICES)

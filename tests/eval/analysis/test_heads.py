@@ -12,7 +12,7 @@ from tiny_decoders import states, tiny_decoder
 
 from dcar.errors import ConfigError
 from dcar.prompts.load import load_prompts
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis.fit_verifiers import teacher_forced
 from eval.analysis.heads import (
     RECENT,

@@ -32,6 +32,7 @@ from dcar.methods import Entry, make_methods
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import FEWEST_UTTERANCES
+from dcar.text.units import TextUnits
 from eval.compare.config import CompareConfig
 from eval.compare.maker import Maker
 from eval.compare.plan import BatchJob, choose_items
@@ -102,13 +103,20 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     assert all((out / voice.audio).exists() for voice in voices if voice.audio)
 
 
+class LengthOfWords(TextUnits):
+    """Units of which each stands for a word."""
+
+    def __call__(self, text):
+        return [1 + len(word) for word in text.split()]
+
+
 def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     """Two texts without recordings: the same prompts for all, errors by category, and no rows
     that need a recording."""
     path, asked = tmp_path / "my.tsv", {}
     path.write_text("easy\tThe tide came in.\nhard\tSix sick sheep.\n")
     tools = tiny_tools()
-    texts = read_texts(path, lambda text: [1 + len(word) for word in text.split()])
+    texts = read_texts(path, LengthOfWords())
     tools.sets = {str(path): {0: text_prompts(texts, tools.items)}}
     tools.corpus = {"texts": [{"name": str(path)}]}
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from dcar.errors import DataError
 from dcar.prompts.texts import titles_of
-from dcar.text.inventory import TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import TEXT_VOCAB_SIZE
+from dcar.text.units import units_for
 from dcar.text.wer import WordErrors
 from dcar.tokens.alignment import PhonemeAligner
 from eval.methods.families import family_of
@@ -54,7 +55,7 @@ SCRIPT, STYLE = ((TEMPLATES / name).read_text() for name in ("script.js", "style
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     tools = tiny_tools()
-    tools.aligner = PhonemeAligner(np.full((TEXT_VOCAB_SIZE, 12), 1 / 12))
+    tools.aligner = PhonemeAligner(np.full((TEXT_VOCAB_SIZE, 12), 1 / 12), units_for())
     object.__setattr__(tools.items[0], "text", "ash <script>alert(1)</script> & \"birch\" 'elm'")
     spoken(
         out,
@@ -328,3 +329,11 @@ def test_training_log(folder, tmp_path):
         (tmp_path / "bad.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
         with pytest.raises(DataError, match="bad.jsonl:2"):
             read_log(tmp_path / "bad.jsonl")
+
+
+def test_a_character_without_a_font_is_left_out_and_named(caplog):
+    from eval.report.listen import font_with
+
+    font_with.cache_clear()
+    assert font_with("ˈk").name == "DejaVuSans.ttf" and not caplog.text
+    assert font_with("\U000e0001") is None and "no font of this machine has" in caplog.text

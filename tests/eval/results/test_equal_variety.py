@@ -58,7 +58,7 @@ def test_the_policy_meets_the_fixed_size_of_its_variety_and_speed():
     assert of.test.difference == pytest.approx(0.1 - error(0.045, 9.3))
     (said,) = variety_sentences([of])
     assert said.startswith(
-        "At equal variety (0.045) and tokens per pass (9.30), dcar makes 10.0 % word errors and "
+        "At equal variety (0.045) and tokens per pass (9.30), dcar makes 10.0 % errors and "
         "fixed sizes 15.8 %: −5.8 points (95 % interval −5.8 to −5.8, p = 0.005); interpolated "
     )
 

@@ -16,7 +16,7 @@ from dcar.model.load import load_decoder
 from dcar.model.statistics import INFO, TENSORS, VerifierStatistics
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
-from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.english.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)

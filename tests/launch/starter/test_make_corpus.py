@@ -16,7 +16,7 @@ from dcar.corpus.read import load_corpus
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.texts import read_texts
 from dcar.sources.shipped import shipped
-from dcar.text.readings import spoken_words
+from dcar.text.english.readings import spoken_words
 from launch.starter import make_corpus as script
 
 

@@ -1,5 +1,5 @@
-"""Phonemes: spoken form of a text (`dcar.text.spoken`), American English pronunciations (gruut),
-ids of a closed inventory (`dcar.text.inventory`).
+"""Phonemes: spoken form of a text (`dcar.text.english.spoken`), American English pronunciations (gruut),
+ids of a closed inventory (`dcar.text.english.inventory`).
 
 Words come from gruut's lexicon (homographs by part of speech), possessives from their base word,
 everything else from gruut's grapheme-to-phoneme model. Nothing is downloaded. gruut is imported at
@@ -17,11 +17,9 @@ from typing import Any
 
 from dcar.errors import TextError
 from dcar.sources.packages import package_dir, packaged_file
-from dcar.text import spoken
-from dcar.text.inventory import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY
-
-MAX_CHARACTERS = 1000
-MAX_PHONEMES = 1000
+from dcar.text.common import PHRASE_MARKS, WORD_BOUNDARY, check_text, check_units
+from dcar.text.english import spoken
+from dcar.text.english.inventory import PHONEMES
 
 _IDS = {symbol: i for i, symbol in enumerate(PHONEMES)}
 _SIBILANTS = frozenset({"s", "z", "ʃ", "ʒ", "t͡ʃ", "d͡ʒ"})
@@ -123,30 +121,14 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)
 
 
-def _check(text: str) -> str:
-    if not text.strip():
-        raise TextError("text is empty; give at least one English word")
-    if "\0" in text:
-        raise TextError(
-            "text holds NUL characters (U+0000), as UTF-16 does when it is read as UTF-8; save the "
-            "file as UTF-8"
-        )
-    if len(text) > MAX_CHARACTERS:
-        raise TextError(
-            f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; "
-            "split it into sentences"
-        )
-    return text
-
-
 def normalize_text(text: str) -> str:
     """Return the spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ?
-    !` (see `dcar.text.spoken`).
+    !` (see `dcar.text.english.spoken`).
 
     Raises TextError for empty or unspeakable text, for other scripts, and for more than
     MAX_CHARACTERS.
     """
-    return spoken.expand(_check(text), in_lexicon)
+    return spoken.expand(check_text(text), in_lexicon)
 
 
 def phonemes_of(spoken_text: str) -> list[str]:
@@ -180,15 +162,11 @@ def encode_phonemes(phonemes: list[str]) -> list[int]:
 @functools.lru_cache(maxsize=16384)
 def _cached_ids(text: str) -> tuple[int, ...]:
     symbols = phonemes_of(normalize_text(text))
-    if len(symbols) > MAX_PHONEMES:
-        raise TextError(
-            f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; split "
-            "it into sentences"
-        )
+    check_units(len(symbols), "phonemes", text)
     return tuple(encode_phonemes(symbols))
 
 
 def text_to_ids(text: str) -> list[int]:
     """Return the phoneme ids of `text` (a fresh list; results are cached). Raises TextError that
     says what is wrong and how to repair it."""
-    return list(_cached_ids(_check(text)))
+    return list(_cached_ids(check_text(text)))

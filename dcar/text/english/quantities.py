@@ -1,14 +1,14 @@
 """Money, dates, times, telephone numbers and Roman numerals in words.
 
-Each rule is a pattern and a function of its match; `dcar.text.spoken` applies them in its order.
+Each rule is a pattern and a function of its match; `dcar.text.english.spoken` applies them in its order.
 """
 
 import re
 
-from dcar.text.abbreviations import MONTH_SHORT, MONTHS
-from dcar.text.measures import PAIRS, attributive, count_of, per
-from dcar.text.numbers import cardinal, digits, number, ordinal, plural, roman, whole, year
-from dcar.text.tables import table
+from dcar.text.english.abbreviations import MONTH_SHORT, MONTHS
+from dcar.text.english.measures import PAIRS, attributive, count_of, per
+from dcar.text.english.numbers import cardinal, digits, number, ordinal, plural, roman, whole, year
+from dcar.text.english.tables import table
 
 MONTHS_SHORT = "|".join(m[:3] for m in MONTHS)
 MONTH = (

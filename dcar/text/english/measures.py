@@ -1,14 +1,14 @@
 """Measures: units of one letter or more, one unit per another, fractions of them, durations, feet
 and inches.
 
-Patterns and functions of their matches, like `dcar.text.quantities`; `dcar.text.spoken` applies
+Patterns and functions of their matches, like `dcar.text.english.quantities`; `dcar.text.english.spoken` applies
 them in order.
 """
 
 import re
 
-from dcar.text.numbers import cardinal, number, ordinal, whole
-from dcar.text.tables import table
+from dcar.text.english.numbers import cardinal, number, ordinal, whole
+from dcar.text.english.tables import table
 
 NUM = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
 

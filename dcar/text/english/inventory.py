@@ -16,15 +16,13 @@ Choices, for a small TTS model:
 
 import hashlib
 
-NORMALIZATION_VERSION = "1"  # of the rules in `dcar.text.spoken`
-PAD, WORD_BOUNDARY = "<pad>", " "
-PHRASE_MARKS = (",", ".", "?", "!")
+from dcar.text.common import FIRST
+
+NORMALIZATION_VERSION = "1"  # of the rules in `dcar.text.english.spoken`
 _CONSONANTS = "b d d͡ʒ f h j k l m n p s t t͡ʃ v w z ð ŋ ɡ ɹ ʃ ʒ θ".split()
 _VOWELS = ("aɪ", "aʊ", "eɪ", "i", "oʊ", "u", "æ", "ɑ", "ɔ", "ɔɪ", "ə", "ɚ", "ɛ", "ɪ", "ʊ", "ʌ")
 # gruut never stresses the schwa, so there is no "ˈə".
 _STRESSED = tuple("ˈ" + v for v in _VOWELS if v != "ə")
-PHONEMES: tuple[str, ...] = (PAD, WORD_BOUNDARY, *PHRASE_MARKS, *_CONSONANTS, *_VOWELS, *_STRESSED)
+PHONEMES: tuple[str, ...] = (*FIRST, *_CONSONANTS, *_VOWELS, *_STRESSED)
 TEXT_VOCAB_SIZE = len(PHONEMES)
 PHONEME_VERSION = f"dcar-en-us-1.{NORMALIZATION_VERSION}-{hashlib.sha256('|'.join(PHONEMES).encode()).hexdigest()[:8]}"
-# begins the name of an inventory that is a language model's own tokenizer
-TEXT_TOKENIZER = "text-tokenizer:"

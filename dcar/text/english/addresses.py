@@ -2,15 +2,15 @@
 streets of postal addresses.
 
 "j.doe@example.org" → "J dot doe at example dot org". These rules precede all others of
-`dcar.text.spoken`: full stops, slashes and hyphens of an address are read out, while those of a
+`dcar.text.english.spoken`: full stops, slashes and hyphens of an address are read out, while those of a
 sentence are pauses.
 """
 
 import re
 from collections.abc import Callable
 
-from dcar.text.numbers import cardinal, digits, year
-from dcar.text.tables import table
+from dcar.text.english.numbers import cardinal, digits, year
+from dcar.text.english.tables import table
 
 LETTER = "\ue000"  # after a capital: it is read as a letter, never as an initial or the article "a"
 

@@ -7,8 +7,8 @@ that begin sentences where a name could follow as well ("J. Then" is not an init
 
 import re
 
-from dcar.text.addresses import LETTER
-from dcar.text.tables import table
+from dcar.text.english.addresses import LETTER
+from dcar.text.english.tables import table
 
 MONTHS = (
     "January February March April May June July August September October November December".split()

@@ -16,12 +16,12 @@ import unicodedata
 from collections.abc import Callable
 
 from dcar.errors import TextError
-from dcar.text import measures as ms
-from dcar.text import quantities as q
-from dcar.text.abbreviations import OPENERS, abbreviations
-from dcar.text.addresses import LETTER, addresses, places
-from dcar.text.numbers import cardinal, digits, number, ordinal, plural, whole, year
-from dcar.text.tables import table
+from dcar.text.english import measures as ms
+from dcar.text.english import quantities as q
+from dcar.text.english.abbreviations import OPENERS, abbreviations
+from dcar.text.english.addresses import LETTER, addresses, places
+from dcar.text.english.numbers import cardinal, digits, number, ordinal, plural, whole, year
+from dcar.text.english.tables import table
 
 _LETTER_NAMES = table(
     "α: alpha, β: beta, γ: gamma, δ: delta, ε: epsilon, ζ: zeta, η: eta, θ: theta, λ: lambda, "

@@ -1,7 +1,7 @@
 """Readings: texts as words that can be compared. A text has a canonical reading, and others that
 its spelling allows.
 
-A text is read by `dcar.text.spoken`, as for synthesis; then contractions are expanded, British
+A text is read by `dcar.text.english.spoken`, as for synthesis; then contractions are expanded, British
 spellings made American, and "and" inside numbers dropped. That is its canonical reading, which
 depends on this text alone. For spellings with several common readings ("1,500", "911", "11:00",
 "she's", "FBI"), `closest_readings` also tries the others and takes, of both texts, those with the
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from dcar.errors import TextError
-from dcar.text.abbreviations import DOTTED, FULL_FORMS, MONTH_SHORT, MONTHS, UNDOTTED
-from dcar.text.measures import NUM, UNITS, unit_names
-from dcar.text.numbers import cardinal, digits, number, ordinal, roman
-from dcar.text.phonemes import in_lexicon
-from dcar.text.spoken import INITIALISMS, expand, without_invisible
-from dcar.text.tables import table
+from dcar.text.english.abbreviations import DOTTED, FULL_FORMS, MONTH_SHORT, MONTHS, UNDOTTED
+from dcar.text.english.measures import NUM, UNITS, unit_names
+from dcar.text.english.numbers import cardinal, digits, number, ordinal, roman
+from dcar.text.english.phonemes import in_lexicon
+from dcar.text.english.spoken import INITIALISMS, expand, without_invisible
+from dcar.text.english.tables import table
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _NUMBER_WORDS = set(

@@ -101,6 +101,10 @@ def read_config(
     return raw
 
 
+ADDED = frozenset({"languages"})
+"""Settings that models written before them lack; they have their defaults there."""
+
+
 def load_config(directory: str | Path, model_type: str, config_class: type) -> Any:
     """Load the configuration of a model of this type. Raises CheckpointError for another type or
     format version, for settings that are unknown or missing, and for impossible values."""
@@ -115,7 +119,7 @@ def load_config(directory: str | Path, model_type: str, config_class: type) -> A
         "train the model again",
     )
     known = {f.name for f in dataclasses.fields(config_class)}
-    for what, names in (("unknown", set(raw) - known), ("missing", known - set(raw))):
+    for what, names in (("unknown", set(raw) - known), ("missing", known - set(raw) - ADDED)):
         if names:
             raise CheckpointError(f"{path}: {what} settings {sorted(names)}; copy the model again")
     try:

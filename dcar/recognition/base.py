@@ -68,7 +68,10 @@ def by_language(
     answers: dict[int, T] = {}
     for language in dict.fromkeys(languages):
         rows = [i for i, own in enumerate(languages) if own == language]
-        answers |= zip(rows, ask(in_language(recognizer, language), rows), strict=True)
+        of_rows = ask(in_language(recognizer, language), rows)
+        if len(of_rows) != len(rows):
+            raise ValueError(f"{len(of_rows)} results for {len(rows)} inputs")
+        answers |= zip(rows, of_rows, strict=True)
     return [answers[i] for i in range(len(languages))]
 
 

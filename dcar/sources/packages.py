@@ -60,7 +60,12 @@ def pip_extra(extra: str) -> str:
     return f"pip install '{here}[{extra}]'"
 
 
-IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "webrtcvad-wheels": "webrtcvad"}
+IMPORTED_AS = {
+    "scikit-learn": "sklearn",
+    "pillow": "PIL",
+    "webrtcvad-wheels": "webrtcvad",
+    "python-crfsuite": "pycrfsuite",
+}
 
 
 def requirements_of(extra: str) -> list[str]:

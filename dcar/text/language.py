@@ -14,7 +14,7 @@ import functools
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dcar.errors import AssetError
 from dcar.sources.packages import pip_extra
@@ -85,7 +85,7 @@ class Language:
         return "。" if self.code in ("zh", "yue", "ja") else "."
 
     # where clauses may begin without a comma
-    conjunction: re.Pattern[str] | None = None
+    conjunction: ClassVar[re.Pattern[str] | None] = None
 
     def words(self, text: str) -> str:
         """Return a text as recognisers write it: lower-case words separated by single blanks

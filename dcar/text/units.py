@@ -1,6 +1,6 @@
 """Units: what a decoder reads of a text.
 
-`units_for("es", "phonemes")` returns phonemes (English by `dcar.text.english`, fourteen other
+`units_for("es")` returns phonemes (English by `dcar.text.english`, fourteen other
 languages by gruut), `Characters` reads any language with an inventory that is collected from a
 corpus; language models bring a tokenizer of their own (`dcar.model.backbones.causal_lm`). Corpora
 and models carry the name of their units, and those that have an inventory of their own a file of
@@ -282,13 +282,14 @@ def _written(text: str, full_stop: str) -> str:
     return text if not text or unicodedata.category(text[-1])[0] == "P" else text + full_stop
 
 
-@functools.cache
-def units_for(language: str = DEFAULT, kind: str = "phonemes") -> SymbolUnits:
+def units_for(language: str = DEFAULT) -> SymbolUnits:
     """Return the phonemes of a language. Raises TextError for an unknown language, ConfigError for
     one without phonemes and AssetError if its package is missing, which name what to do."""
-    code = language_of(language).code
-    if kind != "phonemes":
-        raise ConfigError(f"units: {kind!r} has no inventory before a corpus is read")
+    return _phonemes_of(language_of(language).code)
+
+
+@functools.cache
+def _phonemes_of(code: str) -> SymbolUnits:
     if code == "en":
         return EnglishPhonemes()
     if code not in PHONEMES_BY_GRUUT:

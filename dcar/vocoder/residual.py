@@ -198,7 +198,13 @@ class ResidualVocoder:
                 f"{config.codec}: a codec of {codec.layers} layers, but the residual model was "
                 f"trained on {config.codec_layers}; load the codec with all of them"
             )
-        self.units = units_named(config.phonemes)
+        try:
+            self.units = units_named(config.phonemes)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"the residual model reads {config.phonemes} ({error}); train it again with `dcar "
+                "train-residual`"
+            ) from error
         self.model, self.codec, self.recordings = model, codec, prompts
         self.vocab_size, self.sample_rate = config.speech_vocab_size, int(codec.sample_rate)
         self.token_rate = codec.rate_hz

@@ -94,16 +94,15 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     whole = split = split_for(models.decoder, config.data, config.split)
     if SPLIT in config.limits:
         split = with_prompts(whole, f"{config.data}: split {config.split}")
-    bos, units = models.decoder.config.bos, text_units(config.decoder)
-    known = units.languages or models.decoder.config.languages or info.languages
-    language = config.language or (known[0] if len(known) == 1 else "")
+    bos = models.decoder.config.bos
 
     def utterances(name: str, limit: int) -> dict[int, list[PromptItem]]:
         """Return the utterances of a set of texts by prompt seed."""
         texts = []
         if name != SPLIT:
-            asked = language_for(units, models.decoder.config, language)
-            texts = read_texts(name, units, asked)
+            units = text_units(config.decoder)
+            own = config.language or (info.languages[0] if len(info.languages) == 1 else "")
+            texts = read_texts(name, units, language_for(units, models.decoder.config, own))
         rows, source = in_turns(whole, len(texts)), whole
         if name == SPLIT:
             fewest = min(filter(None, (limit, config.limit)), default=0)
@@ -154,7 +153,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
             recorded["speech"],
             recorded["text"],
             codes,
-            shown_units(units, recorded["text"], known),
+            shown_units(text_units(config.decoder), recorded["text"], info.languages),
         )
         if config.audio_utterances
         else None,

@@ -261,7 +261,14 @@ def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_say
             yield {"audio": None, "text": "Two.", "id": "b"}
             raise ConnectionError("reset by peer")
 
-    columns = {"audio": "audio", "text": "text", "id": "id", "speaker": None, "split": None}
+    columns = {
+        "audio": "audio",
+        "text": "text",
+        "id": "id",
+        "speaker": None,
+        "split": None,
+        "language": None,
+    }
     found = huggingface._streamed(Stream(), columns, "hub/name", "train", 0)
     assert next(found).id == "a"
     assert str(next(found)).startswith("hub/name[train, file 0]:2: column 'audio' ")

@@ -13,12 +13,11 @@ import pytest
 from dcar.errors import TextError
 from dcar.prepare.prepared import load_prepared
 from dcar.sources.shipped import shipped
+from dcar.text.common import MAX_CHARACTERS, MAX_UNITS
 from dcar.text.english import phonemes as text_module
 from dcar.text.english.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE
 from dcar.text.english.numbers import cardinal, ordinal, year
 from dcar.text.english.phonemes import (
-    MAX_CHARACTERS,
-    MAX_PHONEMES,
     encode_phonemes,
     normalize_text,
     phonemes_of,
@@ -53,7 +52,7 @@ def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_th
         for row in load_prepared(shipped("prepared"), split).select_columns(["text", "text_ids"])
     }
     sentences = (
-        (Path(text_module.__file__).parents[2] / "launch/starter/sentences.txt")
+        (Path(text_module.__file__).parents[3] / "launch/starter/sentences.txt")
         .read_text()
         .splitlines()
     )
@@ -103,7 +102,7 @@ def test_text_in_utf_16_is_refused():
 def test_too_long():
     for message, ask in (
         (f"2000 characters.* {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
-        (f"phonemes.* {MAX_PHONEMES}: '1234", lambda: text_to_ids("1234567890 " * 50)),
+        (f"phonemes.* {MAX_UNITS}: '1234", lambda: text_to_ids("1234567890 " * 50)),
     ):
         with pytest.raises(TextError, match=message):
             ask()

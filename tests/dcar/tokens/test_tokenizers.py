@@ -230,6 +230,7 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
             speaker=s,
             duration=None,
             prompt_text=None,
+            language="",
             sample_rate=None,
             load=lambda i=i: read.append(i) or (np.zeros(1), i + 1),
             load_prompt=lambda: None,

@@ -89,12 +89,13 @@ class Language:
 
     def words(self, text: str) -> str:
         """Return a text as recognisers write it: lower-case words separated by single blanks
-        (characters, where blanks separate none), numbers as words. Never raises; may be empty."""
+        (characters, where blanks separate none), numbers as words. May be empty; raises AssetError
+        for Chinese without OpenCC."""
         return self._lower(self._plain(text, "'"))
 
     def canonical(self, text: str) -> str:
         """Return the form in which texts are compared, without any blank where errors are
-        counted by characters. Never raises; may be empty."""
+        counted by characters. May be empty; raises AssetError for Chinese without OpenCC."""
         folded = self._lower(self._plain(text, "")).casefold().replace("i̇", "i")
         return unicodedata.normalize("NFKC", folded)
 

@@ -1,10 +1,9 @@
 """Units: what a decoder reads of a text.
 
-`units_for("es")` returns phonemes (English by `dcar.text.english`, fourteen other
-languages by gruut), `Characters` reads any language with an inventory that is collected from a
-corpus; language models bring a tokenizer of their own (`dcar.model.backbones.causal_lm`). Corpora
-and models carry the name of their units, and those that have an inventory of their own a file of
-it.
+`units_for("es")` returns phonemes (English by `dcar.text.english`, fourteen other languages by
+gruut), `Characters` reads any language with an inventory that is collected from a corpus; language
+models bring a tokenizer of their own (`dcar.model.backbones.causal_lm`). Corpora and models carry
+the name of their units, and an inventory that was collected.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ from dcar.errors import AssetError, CheckpointError, ConfigError, TextError
 from dcar.sources.packages import packaged_file
 from dcar.text.common import FIRST, PHRASE_MARKS, WORD_BOUNDARY, check_text, check_units
 from dcar.text.language import WITHOUT_INK, Language
-from dcar.text.languages import (
-    DEFAULT,
-    PHONEMES_BY_GRUUT,
-    language_of,
-)
+from dcar.text.languages import DEFAULT, PHONEMES_BY_GRUUT, language_of
 
 KINDS = ("phonemes", "characters")
 TEXT_TOKENIZER = "text-tokenizer:"
@@ -124,9 +119,8 @@ class GruutPhonemes(SymbolUnits):
 
     def __init__(self, code: str) -> None:
         self.code, self.languages = code, (code,)
-        self._own = (
-            threading.local()
-        )  # gruut's lexicon can only be read by the thread that opened it
+        # gruut's lexicon can only be read by the thread that opened it
+        self._own = threading.local()
         module, pip = f"gruut_lang_{code}", f"pip install 'gruut[{code}]'"
         try:
             files = [

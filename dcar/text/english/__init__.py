@@ -6,7 +6,6 @@ import re
 from dcar.errors import TextError
 from dcar.text.common import MAX_CHARACTERS
 from dcar.text.english.phonemes import in_lexicon, normalize_text
-from dcar.text.english.readings import closest_readings, normalize_transcript, spoken_words
 from dcar.text.english.spoken import unread_signs
 from dcar.text.language import FREQUENT, Language
 
@@ -15,7 +14,7 @@ _FOREIGN = frozenset().union(*(words for code, words in FREQUENT.items() if code
 
 
 class English(Language):
-    """Rules of English."""
+    """Rules of English. `readings` is imported at its first use, because speaking needs none."""
 
     normalizer = NORMALIZER
     conjunction = re.compile(
@@ -24,12 +23,18 @@ class English(Language):
     )
 
     def words(self, text: str) -> str:
+        from dcar.text.english.readings import spoken_words
+
         return spoken_words(text)
 
     def canonical(self, text: str) -> str:
+        from dcar.text.english.readings import normalize_transcript
+
         return normalize_transcript(text)
 
     def closest(self, reference: str, hypothesis: str) -> tuple[str, str]:
+        from dcar.text.english.readings import closest_readings
+
         return closest_readings(reference, hypothesis)
 
     def is_other(self, text: str) -> bool:

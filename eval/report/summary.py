@@ -183,8 +183,11 @@ def names_sentence(result: Result) -> str:
     if any(family.num_candidates > 1 for family in families):
         meanings.append(NUM_CANDIDATES)
     sentences = [f"{'; '.join(meanings)}."] if meanings else []
+    rates = {r.error_rate for of in result.comparisons for r in of.rows}
+    counted = {"WER": "words", "CER": "characters"}
+    units = " or ".join(dict.fromkeys(counted[r] for name in rates for r in name.split("/")))
     sentences.append(
-        "Word errors: wrong, missing or added words in the transcript, per 100 words of the text."
+        f"Errors: wrong, missing or added {units} in the transcript, per 100 {units} of the text."
     )
     return " ".join(sentences)
 

@@ -305,4 +305,5 @@ def test_a_language_model_reads_chinese_from_the_corpus_to_the_comparison(tmp_pa
     table, page = (out / "compare.txt").read_text(), (out / "report.html").read_text()
     assert "CER %" in table and "WER %" not in table
     assert "characters wrong" in page and "words wrong" not in page
+    assert "per 100 characters of the text" in page
     assert result.first.samples[0].text in page and result.first.samples[0].language == "zh"

@@ -34,15 +34,15 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import corpus_interval
+from dcar.text.languages import normalizers_of
 from dcar.text.wer import corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
 from rl.transcription import (
     RolloutRecord,
-    check_languages,
+    check_reads,
     check_recognizer,
     ground_truth_errors,
-    normalizers_of,
     synthesise,
     transcribe,
 )
@@ -140,7 +140,7 @@ def profile(
         rows=rows,
         range=sorted(row.k for row in best),
         recognizer=recognizer.name,
-        normalizer=normalizers_of(items),
+        normalizer=normalizers_of(i.language for i in items),
         base_checksum=base.checksum() if hasattr(base, "checksum") else "",
         utterances=len(items),
         seeds=seeds,
@@ -206,7 +206,7 @@ def run(config: ProfileConfig) -> Profile:
     )
     vocoder = vocoder_for(base, config.data, items, config.vocoder, device)
     recognizer = load_recognizer(config.recognizer, device)
-    check_languages(recognizer, items, needed=False)
+    check_reads(recognizer, items, needed=False)
     recordings = corpus_wer(list(ground_truth_errors(items, vocoder, recognizer).values())).wer
     check_recognizer(recognizer.name, recordings, config.max_reward_wer)
     result = profile(

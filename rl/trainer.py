@@ -73,7 +73,7 @@ from rl.transcription import (
     GroundTruth,
     RolloutRecord,
     UnusedRecognizer,
-    check_languages,
+    check_reads,
     check_recognizer,
     synthesise,
     transcribe,
@@ -220,7 +220,7 @@ class DCPOTrainer(ResilientTrainer):
         if asks_recognizer(named):
             needed = args.credit == "decision" or "log_likelihood" in named
             evaluated = self.eval_dataset.items if self.eval_dataset else []
-            check_languages(self.recognizer, [*items, *evaluated], needed)
+            check_reads(self.recognizer, [*items, *evaluated], needed)
         if "wer" not in named:  # the other rewards need it only for the check
             items = items[:: max(1, -(-len(items) // RECORDINGS_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(

@@ -25,7 +25,7 @@ from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer, by_language, in_language, transcripts
 from dcar.recognition.ctc import Alignment
-from dcar.text.languages import DEFAULT, language_of
+from dcar.text.languages import normalizers_of
 from dcar.text.wer import WordErrors, corpus_wer, word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
@@ -175,13 +175,7 @@ def check_aligns(reward: str, recognizer: Any) -> None:
         )
 
 
-def normalizers_of(items: Sequence[PromptItem]) -> str:
-    """Return the names of the rules by which the texts of prompts are compared."""
-    languages = {item.language for item in items} or {DEFAULT}
-    return " ".join(sorted(language_of(code).normalizer for code in languages))
-
-
-def check_languages(recognizer: Any, items: Sequence[PromptItem], needed: bool) -> None:
+def check_reads(recognizer: Any, items: Sequence[PromptItem], needed: bool) -> None:
     """Raise ConfigError if a recogniser does not transcribe the language of a prompt. Log the
     characters of the texts that it does not know, which its transcripts never have; raise
     RewardError if they are `needed`, for likelihoods and alignments."""
@@ -282,7 +276,7 @@ class GroundTruth:
     def __init__(self, path: Path, identity: str, items: Sequence[PromptItem]):
         """Read the file. identity: of the recogniser and the vocoder."""
         self.path, self.items = path, items
-        digest = hashlib.sha256(f"{identity} {normalizers_of(items)}".encode())
+        digest = hashlib.sha256(f"{identity} {normalizers_of(i.language for i in items)}".encode())
         for item in items:
             digest.update(
                 json.dumps(

@@ -11,6 +11,7 @@ from functools import cached_property
 from dcar.corpus.rows import Utterance
 from dcar.errors import TextError
 from dcar.text.common import check_text
+from dcar.text.language import Language
 from dcar.text.languages import DEFAULT, language_of
 from dcar.text.units import SymbolUnits, default_kind, units_for
 
@@ -31,12 +32,12 @@ class CorpusTexts:
     def units(self) -> SymbolUnits | None:
         """Units of the text ids; None if the inventory is collected from the whole corpus. Raises
         TextError, ConfigError or AssetError if the language has none."""
-        language = language_of(self.language).code
-        return None if self._kind == "characters" else units_for(language)
+        kind = self.kind or default_kind(self.language)
+        return None if kind == "characters" else units_for(self.language)
 
-    @property
-    def _kind(self) -> str:
-        return self.kind or default_kind(self.language)
+    def rules(self, u: Utterance) -> Language:
+        """Return the rules of the language of a row."""
+        return language_of(u.language or self.language)
 
     @property
     def name(self) -> str:
@@ -47,11 +48,6 @@ class CorpusTexts:
     def size(self) -> int:
         """Number of text ids, or an upper limit."""
         return self.units.size if self.units else 1 << 20
-
-    @property
-    def has_language(self) -> bool:
-        """True if prepared rows name their language."""
-        return self.units is None or self.units.languages != (DEFAULT,)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text; none before there is an inventory."""
@@ -67,16 +63,14 @@ class CorpusTexts:
                     "for a corpus of several languages"
                 )
             self.units(text)
-        elif not language_of(u.language or self.language).canonical(check_text(text)):
+        elif not self.rules(u).canonical(check_text(text)):
             raise TextError(f"{text[:40]!r} has no words; give at least one")
 
     def others(self, utterances: Iterable[Utterance]) -> list[str]:
         """Return the rows that are evidently of another language than they are read in: the place
         of each and the beginning of its text."""
         return [
-            f"{u.source}: {u.text[:40]!r}"
-            for u in utterances
-            if language_of(u.language or self.language).is_other(u.text)
+            f"{u.source}: {u.text[:40]!r}" for u in utterances if self.rules(u).is_other(u.text)
         ]
 
     def note(self, rows: Sequence[str]) -> None:

@@ -39,13 +39,13 @@ from dcar.corpus.rows import (
     describe,
     file_stamp,
 )
+from dcar.corpus.texts import CorpusTexts
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Contents, CorpusPart, Loaded, UtteranceJob
 from dcar.process import own_device, workers
 from dcar.progress import Progress
 from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
-from dcar.text.languages import language_of
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -247,10 +247,10 @@ def in_range(u: Utterance, config: PrepareConfig) -> bool:
     return seconds is None or config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
 
 
-def sentence(u: Utterance, language: str) -> str:
+def sentence(u: Utterance, texts: CorpusTexts) -> str:
     """Return the words by which corpora without splits are divided, so that no sentence is in two
     splits, however it is written; the text itself if it has no words."""
-    return language_of(u.language or language).canonical(u.text) or " ".join(u.text.lower().split())
+    return texts.rules(u).canonical(u.text) or " ".join(u.text.lower().split())
 
 
 def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
@@ -262,14 +262,14 @@ def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list
     """
     if all(u.split is None for u in utterances):
         sentences = sorted(
-            {sentence(u, config.language) for u in utterances},
+            {sentence(u, config.texts) for u in utterances},
             key=lambda t: hashlib.sha256(t.encode()).digest(),
         )
         dev = _held_out(config.dev_fraction, len(sentences))
         test = _held_out(config.test_fraction, len(sentences))
         held_out = dict.fromkeys(sentences[:dev], "dev")
         held_out |= dict.fromkeys(sentences[dev : dev + test], "test")
-        splits = [held_out.get(sentence(u, config.language), "train") for u in utterances]
+        splits = [held_out.get(sentence(u, config.texts), "train") for u in utterances]
     else:
         splits = [u.split or "train" for u in utterances]
     chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
@@ -451,7 +451,7 @@ def split_of(u: Utterance, config: PrepareConfig) -> str:
     two splits."""
     if u.split is not None:
         return u.split
-    words = sentence(u, config.language)
+    words = sentence(u, config.texts)
     share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
     if share < config.dev_fraction:
         return "dev"

@@ -109,6 +109,12 @@ def features(
     return datasets.Features(columns)
 
 
+def names_language(units: SymbolUnits | None) -> bool:
+    """Return True if prepared rows have `LANGUAGE_COLUMNS`. units: of their text ids, None for
+    those that are collected from the corpus."""
+    return units is None or units.languages != (DEFAULT,)
+
+
 def check_out_dir(out: Path, read: str | Path = "") -> None:
     """Raise DataError if writing to `out` would destroy anything other than a prepared corpus,
     or the corpus that is `read`."""
@@ -151,32 +157,31 @@ def assemble(
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     made_by = record["tokenizer"]
-    collected = _collected([file for files in shards.values() for file in files], units)
-    languages = list(collected.languages)
+    language, missing = names_language(units), None
+    if units is None:
+        units = missing = _collected([file for files in shards.values() for file in files])
     columns = features(
         made_by["vocab_size"],
-        collected.size,
+        units.size,
         residual="layers" in made_by,
-        language=languages != [DEFAULT] or units is None,
+        language=language,
     )
     with writing(out):
         for split, files in shards.items():
             (building / split).mkdir(parents=True)
-            _join(files, building / split / TABLE, columns, compress, None if units else collected)
+            _join(files, building / split / TABLE, columns, compress, missing)
             _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
-        phonemes = {"version": collected.name, "size": collected.size}
-        if isinstance(collected, Characters):
-            phonemes |= collected.stored()
-        about = {"phonemes": phonemes, "languages": languages}
+        phonemes: dict[str, Any] = {"version": units.name, "size": units.size}
+        if isinstance(units, Characters):
+            phonemes |= units.stored()
+        about = {"phonemes": phonemes, "languages": list(units.languages)}
         put_in_place(building, out, list(shards), {**about, **record})
 
 
-def _collected(files: Sequence[Path], units: SymbolUnits | None) -> SymbolUnits:
-    """Return the units of the text ids, or those with the characters of all shards."""
+def _collected(files: Sequence[Path]) -> Characters:
+    """Return the units with the characters of all shards."""
     import pyarrow.parquet as pq
 
-    if units is not None:
-        return units
     texts: set[str] = set()
     languages: set[str] = set()
     for file in files:

@@ -23,7 +23,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
 from dcar.corpus.texts import CorpusTexts
 from dcar.errors import AudioError, DataError, TextError
-from dcar.prepare.prepared import copy_name, features, read_json
+from dcar.prepare.prepared import copy_name, features, names_language, read_json
 from dcar.storage import file_differences, replacing, writing
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import prompt_statistics, with_embedding
@@ -227,7 +227,7 @@ def tokenise(
                 "prompt_residual": prompt_codes[1:].ravel(),
             }
         )
-    columns = features(tokenizer.vocab_size, texts.size, residual, texts.has_language)
+    columns = features(tokenizer.vocab_size, texts.size, residual, names_language(texts.units))
     return pa.Table.from_pylist(rows, schema=columns.arrow_schema)
 
 

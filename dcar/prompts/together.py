@@ -48,7 +48,7 @@ def check_together(
             f"on those of {config.phonemes}; prepare the corpus for this decoder (`dcar prepare`, "
             "followed by mode=retokenize for a language model with its own text tokenizer)"
         )
-    check_languages(decoder.config, origin.languages, where)
+    _check_languages(decoder.config, origin.languages, where)
     if vocoder is not None:
         if vocoder.vocab_size != config.speech_vocab_size:
             raise CheckpointError(
@@ -58,7 +58,7 @@ def check_together(
         check_speaks(vocoder, tokens_of)
 
 
-def check_languages(config: DecoderConfig, languages: Iterable[str], where: str) -> None:
+def _check_languages(config: DecoderConfig, languages: Iterable[str], where: str) -> None:
     """Raise DataError for a language that a decoder was not trained on, as far as it says."""
     strange = set(languages) - set(config.languages)
     if config.languages and strange:

@@ -7,15 +7,15 @@ that is empty or not finite raises AudioError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from copy import copy
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, SILENCE_PEAK, resample
-from dcar.errors import ConfigError
-from dcar.text.languages import DEFAULT, language_of
+from dcar.text.languages import DEFAULT
 from dcar.tokens.base import by_length, check_waveform
 from dcar.voices.speech import windows
 
@@ -75,21 +75,30 @@ def by_language(
     return [answers[i] for i in range(len(languages))]
 
 
-class OneLanguage:
-    """Recogniser of speech in one language."""
+def check_languages(recognizer: Any, languages: Iterable[str]) -> None:
+    """Raise ConfigError if a recogniser does not transcribe one of these languages."""
+    for language in sorted(languages):
+        in_language(recognizer, language)
+
+
+class InLanguage:
+    """Base of recognisers that transcribe speech in one language at a time."""
 
     name: str
     language = DEFAULT
 
-    def in_language(self, language: str) -> OneLanguage:
-        """Return itself. Raises ConfigError for another language."""
-        if language != self.language:
-            raise ConfigError(
-                f"recogniser {self.name} transcribes {language_of(self.language).name}, not "
-                f"{language_of(language).name}; choose whisper-base, or whisper:…, nemo:… or ctc:… "
-                "with a model for it"
-            )
-        return self
+    def check_language(self, language: str) -> None:
+        """Raise ConfigError for another language that this recogniser does not transcribe."""
+
+    def in_language(self, language: str) -> Self:
+        """Return this recogniser for speech in a language. Raises ConfigError if it does not
+        transcribe it."""
+        if language == self.language:
+            return self
+        self.check_language(language)
+        other = copy(self)
+        other.language = language
+        return other
 
 
 def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:

@@ -11,10 +11,9 @@ them), but returns neither their costs nor whether a path exists.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import TextError
-from dcar.recognition.base import WINDOW_SECONDS, ctc_collapse, in_windows
-from dcar.text.languages import DEFAULT, language_of
+from dcar.recognition.base import WINDOW_SECONDS, InLanguage, ctc_collapse, in_windows
+from dcar.text.languages import language_of
 from heads.checkpoint import Checkpoint
 
 
@@ -139,14 +138,13 @@ def alignments(
     return [by_row[i] for i in range(len(by_row))]
 
 
-class CTCRecognizer(ABC):
+class CTCRecognizer(InLanguage, ABC):
     """Recogniser of audio by CTC, greedy. In addition to transcripts it yields a denser signal
     than the WER of one transcript: the log-likelihood of a text and its cost unit by unit.
     Results do not depend on the other waveforms."""
 
     name: str
     blank: int
-    language = DEFAULT  # of the texts
     window_seconds = WINDOW_SECONDS  # longest waveform that is transcribed at once
 
     @abstractmethod
@@ -168,19 +166,14 @@ class CTCRecognizer(ABC):
         """Characters that its transcripts can contain, in lower case; none if it has subwords."""
         return ()
 
-    def in_language(self, language: str) -> Any:
-        """Return this recogniser for texts in a language; whether the model knows its characters,
-        `unknown` says."""
-        if language == self.language:
-            return self
-        other = copy(self)
-        other.language = language
-        return other
-
     def unknown(self, text: str) -> set[str]:
         """Return the characters of a text's words that the model does not know."""
-        words = set(language_of(self.language).words(text))
-        return words - set(self.alphabet) if self.alphabet else set()
+        known = self._known
+        return set(language_of(self.language).words(text)) - known if known else set()
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.alphabet)
 
     def read(self, log_probs: Tensor) -> str:
         """Return the text of log-probabilities [frames, symbols]: the likeliest symbol of each

@@ -103,8 +103,8 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
         if self._subwords is None:
             return super().unknown(text)
         of = self._subwords.text_to_ids
-        strange = of("\ue000")[-1:]  # a private character, which becomes the unknown subword
-        return {c for c in language_of(self.language).words(text) if of(c)[-1:] == strange}
+        strange = of("\ue000")  # a private character, which becomes the unknown subword
+        return {c for c in language_of(self.language).words(text) if of(c) == strange}
 
     def spell(self, symbols: list[int]) -> str:
         if self._subwords is not None:

@@ -8,7 +8,6 @@ a hub name: Whisper, and wav2vec 2.0 or HuBERT with a CTC head.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import ConfigError
-from dcar.recognition.base import OneLanguage, batches, in_windows, to_recognizer_rate
+from dcar.recognition.base import InLanguage, batches, in_windows, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import from_hub, identified
 from dcar.sources.packages import moonshine_files, whisper_base_dir
-from dcar.text.languages import DEFAULT, language_of
+from dcar.text.languages import language_of
 
 CPU_WINDOWS = 4
 GPU_WINDOWS = 16
@@ -51,7 +50,7 @@ def _most_tokens(wave: np.ndarray) -> int:
     return 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * 8)
 
 
-class MoonshineRecognizer(_OneByOne, OneLanguage):
+class MoonshineRecognizer(_OneByOne, InLanguage):
     """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
 
     The number of text tokens is capped by duration (6.5 per second + 4), because on noise the model
@@ -89,6 +88,14 @@ class MoonshineRecognizer(_OneByOne, OneLanguage):
             o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]
         ]
 
+    def check_language(self, language: str) -> None:
+        """Raise ConfigError, because it transcribes one language."""
+        raise ConfigError(
+            f"recogniser {self.name} transcribes {language_of(self.language).name}, not "
+            f"{language_of(language).name}; choose whisper-base, or whisper:…, nemo:… or ctc:… "
+            "with a model for it"
+        )
+
     def _transcribe(self, wave: np.ndarray) -> str:
         cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
         wave = np.pad(wave, int(self.silence_seconds * ENCODER_SAMPLE_RATE))
@@ -113,18 +120,13 @@ class MoonshineRecognizer(_OneByOne, OneLanguage):
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
-class _Whisper:
-    """Whisper, which is told the language of the speech."""
+class _Whisper(InLanguage):
+    """Base of both Whispers, which receive the language of the speech."""
 
-    name: str
-    language = DEFAULT
     languages: frozenset[str]  # codes that the model knows; an English model knows none
 
-    def in_language(self, language: str) -> Any:
-        """Return this recogniser for speech in a language. Raises ConfigError if the model does
-        not know it."""
-        if language == self.language:
-            return self
+    def check_language(self, language: str) -> None:
+        """Raise ConfigError for a language that the model does not know."""
         if language not in self.languages:
             which = "is an English model" if not self.languages else "does not know it"
             raise ConfigError(
@@ -132,9 +134,6 @@ class _Whisper:
                 f"{which}; choose whisper-base, whisper:openai/whisper-large-v3, nemo:… "
                 "or ctc:…"
             )
-        other = copy(self)
-        other.language = language
-        return other
 
 
 class WhisperRecognizer(_Whisper, _OneByOne):

@@ -1,4 +1,7 @@
-"""Symbols that all inventories share, and limits of a text, whatever its language."""
+"""Symbols that all inventories share, limits of a text, and characters that nobody sees, whatever
+the language."""
+
+import re
 
 from dcar.errors import TextError
 
@@ -6,6 +9,16 @@ PAD, WORD_BOUNDARY = "<pad>", " "
 PHRASE_MARKS = (",", ".", "?", "!")
 FIRST = (PAD, WORD_BOUNDARY, *PHRASE_MARKS)
 """Symbols with the first ids of every inventory; id 0 is padding."""
+
+# terminals' escape sequences: colours, links, single commands
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
+)
+# control and format characters, joiners, selectors of glyphs; not the blanks among them
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 
 MAX_CHARACTERS = 1000
 MAX_UNITS = 1000  # ids that one text may become
@@ -35,3 +48,8 @@ def check_units(count: int, what: str, text: str) -> None:
             f"text has {count} {what}, the limit is {MAX_UNITS}: {text[:40]!r}…; split it into "
             "sentences"
         )
+
+
+def without_invisible(text: str) -> str:
+    """Return the text without terminals' escape sequences, control and format characters."""
+    return _INVISIBLE.sub("", _ESCAPES.sub("", text))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from dcar.errors import AssetError
 from dcar.sources.packages import pip_extra
+from dcar.text.common import without_invisible
 
 BY_CHARACTERS = frozenset("zh yue ja ko th lo my km".split())
 WITHOUT_BLANKS = BY_CHARACTERS - {"ko"}
@@ -47,7 +48,6 @@ _LETTERS = {
     "Jpan": ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"),
     "Kore": ("HANGUL", "CJK"),
 }
-WITHOUT_INK = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 _MAY_END = re.compile(r"[.?!…]+[\"')\]”’»]*(?:\s+|$)|[。！？｡؟।]+[”’」』）\"']*\s*|…+(?=\w)")
 _SHORT_FORM = re.compile(r"(?:^|[\s(«“\"'])(?:[^\W\d_]\.|[A-ZÀ-Þ]\w{1,2}\.|\d+\.)$")
 
@@ -76,12 +76,12 @@ class Language:
 
     @property
     def separator(self) -> str:
-        """What is written between two sentences."""
+        """Blank between two sentences, or nothing."""
         return "" if self.code in WITHOUT_BLANKS else " "
 
     @property
     def full_stop(self) -> str:
-        """Mark that ends a sentence which has none."""
+        """Mark at the end of a sentence that has none."""
         return "。" if self.code in ("zh", "yue", "ja") else "."
 
     # where clauses may begin without a comma
@@ -164,7 +164,7 @@ class Language:
     def _plain(self, text: str, kept: str) -> str:
         """Return letters, their marks, and numbers in words, single blanks for all else but the
         characters in `kept`."""
-        text = WITHOUT_INK.sub("", unicodedata.normalize("NFKC", text)).translate(_APOSTROPHES)
+        text = without_invisible(unicodedata.normalize("NFKC", text)).translate(_APOSTROPHES)
         text = _number(self.code).sub(lambda m: f" {_in_words(self.code, m)} ", text)
         if self.code in _SIMPLIFIED:
             text = _simplifier().convert(text)
@@ -228,7 +228,7 @@ def _by_num2words(code: str, whole: str, part: str) -> str:
         if len(whole) > MOST_DIGITS or (whole[0] == "0" and len(whole) > 1):
             return " ".join(num2words(int(c), lang=code) for c in whole + part)
         return str(num2words(float(f"{whole}.{part}") if part else int(whole), lang=code))
-    except NotImplementedError:
+    except NotImplementedError:  # by which num2words says that it does not know the language
         return ""
 
 

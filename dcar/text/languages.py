@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Iterable
 
 from dcar.errors import TextError
 from dcar.text.language import Language
@@ -40,6 +41,11 @@ def language_of(code: str) -> Language:
             "tokenizer"
         ) from None
     return Language(base, name or base)
+
+
+def normalizers_of(codes: Iterable[str]) -> str:
+    """Return the names of the rules by which texts in these languages are compared."""
+    return ", ".join(sorted({language_of(code).normalizer for code in codes}))
 
 
 def error_rate_of(codes: set[str]) -> str:

@@ -8,10 +8,13 @@ the name of their units, and an inventory that was collected.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import hashlib
 import json
 import re
+import sqlite3
 import threading
 import unicodedata
 from abc import ABC, abstractmethod
@@ -21,8 +24,15 @@ from typing import Any
 
 from dcar.errors import AssetError, CheckpointError, ConfigError, TextError
 from dcar.sources.packages import packaged_file
-from dcar.text.common import FIRST, PHRASE_MARKS, WORD_BOUNDARY, check_text, check_units
-from dcar.text.language import WITHOUT_INK, Language
+from dcar.text.common import (
+    FIRST,
+    PHRASE_MARKS,
+    WORD_BOUNDARY,
+    check_text,
+    check_units,
+    without_invisible,
+)
+from dcar.text.language import Language
 from dcar.text.languages import DEFAULT, PHONEMES_BY_GRUUT, language_of
 
 KINDS = ("phonemes", "characters")
@@ -146,7 +156,7 @@ class GruutPhonemes(SymbolUnits):
         """Return the words and marks of every sentence, each with its phonemes; a mark is one of
         PHRASE_MARKS and has none."""
         # the marks of other scripts, and a blank after those that gruut does not split off
-        text = unicodedata.normalize("NFC", _ink(check_text(text))).translate(_MARKS)
+        text = unicodedata.normalize("NFC", without_invisible(check_text(text))).translate(_MARKS)
         text = re.sub(r"\s*(?:\.{2,}|[—–]+(?=\s))", ", ", text)
         sentences = []
         processor = self._processor()
@@ -213,9 +223,6 @@ _MARKS = str.maketrans("。！？、，；：؟،؛।…", ".!?,,;:?,;..")
 
 def _lexicon_symbols(file: Path) -> set[str]:
     """Return all phonemes of one of gruut's lexicons (a second of reading for the largest)."""
-    import contextlib
-    import sqlite3
-
     with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as rows:
         found: set[str] = set()
         for (phonemes,) in rows.execute("SELECT phonemes FROM word_phonemes"):
@@ -225,18 +232,12 @@ def _lexicon_symbols(file: Path) -> set[str]:
 
 def _guessed_symbols(file: Path) -> set[str]:
     """Return all phonemes that a model of gruut can guess, which are its labels."""
-    import base64
-
     import pycrfsuite
 
     tagger = pycrfsuite.Tagger()
     tagger.open(str(file))
     labels = (base64.b64decode(label).decode() for label in tagger.labels())
     return {symbol for label in labels for symbol in label.split("|") if symbol != "_"}
-
-
-def _ink(text: str) -> str:
-    return WITHOUT_INK.sub("", text)
 
 
 class Characters(SymbolUnits):
@@ -272,7 +273,7 @@ class Characters(SymbolUnits):
 
 def _written(text: str, full_stop: str) -> str:
     """Return a text with composed accents, single blanks and a mark at its end."""
-    text = " ".join(unicodedata.normalize("NFC", _ink(text)).split())
+    text = " ".join(unicodedata.normalize("NFC", without_invisible(text)).split())
     return text if not text or unicodedata.category(text[-1])[0] == "P" else text + full_stop
 
 

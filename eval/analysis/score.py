@@ -38,11 +38,11 @@ from dcar.corpus.rows import READ, BadRow, file_stamp, first_file, stretch_of
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.progress import Progress
-from dcar.recognition.base import Recognizer, in_language, transcripts
+from dcar.recognition.base import Recognizer, check_languages, transcripts
 from dcar.recognition.load import load_recognizer
 from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.languages import DEFAULT, error_rate_of, language_of
+from dcar.text.languages import DEFAULT, error_rate_of, language_of, normalizers_of
 from dcar.text.wer import WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.encoder import SpeakerEncoder
@@ -257,8 +257,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
     languages = {item.language for item in items}
     for recognizer in recognizers.values():
-        for language in sorted(languages):
-            in_language(recognizer, language)  # refused now, not after the first files
+        check_languages(recognizer, languages)  # refused now, not after the first files
     rate_name = error_rate_of(languages).lower()
     measures = [*(r.name for r in recognizers.values()), *scorers]
     keys = [digest_of([measures, *item.version]) for item in items]
@@ -307,8 +306,8 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                 rows.append(row)
                 bar.update()
                 yield row
-    rules = ", ".join(sorted(language_of(code).normalizer for code in languages))
-    counted_by = {**summary(rows, errors, list(scorers), rate_name), "normalizer": rules}
+    rules = {"normalizer": normalizers_of(languages)}
+    counted_by = {**summary(rows, errors, list(scorers), rate_name), **rules}
     yield {"summary": {**counted_by, "left_out": left_out}}
 
 

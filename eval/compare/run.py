@@ -36,6 +36,7 @@ from dcar.process import own_device, run_claimed
 from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
 from dcar.storage import digest, write_text, writing
+from dcar.text.languages import normalizers_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance
 from eval.compare.config import CompareConfig
@@ -380,7 +381,7 @@ def described(compared: Compared, measured: list[Measured]) -> Result:
         recognizer=tools.recognizer.name,
         recognizer_note="one waveform at a time; the length of a transcript is capped by the "
         "duration of the audio",
-        normalizer=", ".join(tools.normalizers),
+        normalizer=normalizers_of(tools.languages),
         scorers={name: ScorerInfo(s.kind, s.spec) for name, s in tools.scorers.items()},
         sampling=config.sampling,
         seeds=list(config.seeds),

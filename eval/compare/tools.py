@@ -14,10 +14,9 @@ from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
 from dcar.prompts.texts import SPLIT, read_texts, text_list, text_prompts
-from dcar.recognition.base import Recognizer, in_language
+from dcar.recognition.base import Recognizer, check_languages
 from dcar.recognition.load import load_recognizer
 from dcar.storage import digest
-from dcar.text.languages import language_of
 from dcar.text.units import Characters, SymbolUnits, TextUnits, units_for
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.codebook import codebook_of
@@ -61,11 +60,6 @@ class Tools:
         """Languages of all utterances."""
         sets = (items for by_seed in self.sets.values() for items in by_seed.values())
         return {item.language for items in sets for item in items}
-
-    @property
-    def normalizers(self) -> list[str]:
-        """Names of the rules by which transcripts are compared."""
-        return sorted(language_of(code).normalizer for code in self.languages)
 
 
 def shown_units(units: TextUnits, texts: Sequence[str], languages: Sequence[str]) -> SymbolUnits:
@@ -128,8 +122,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     recognizer = load_recognizer(config.recognizer, device=device)
-    for language in sorted({item.language for item in every_item}):
-        in_language(recognizer, language)  # refused now, not after the first method
+    # refused now, not after the first method
+    check_languages(recognizer, {item.language for item in every_item})
     several = len(config.prompt_seeds) * len(config.seeds) > 1
     codes = models.decoder.config.speech_vocab_size
     return Tools(

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from dcar.errors import TextError
+from dcar.text.common import without_invisible
 from dcar.text.english.abbreviations import DOTTED, FULL_FORMS, MONTH_SHORT, MONTHS, UNDOTTED
 from dcar.text.english.measures import NUM, UNITS, unit_names
 from dcar.text.english.numbers import cardinal, digits, number, ordinal, roman
 from dcar.text.english.phonemes import in_lexicon
-from dcar.text.english.spoken import INITIALISMS, expand, without_invisible
+from dcar.text.english.spoken import INITIALISMS, expand
 from dcar.text.english.tables import table
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})

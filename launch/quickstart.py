@@ -2,11 +2,13 @@
 CAR and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report,
 all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [limit=…] [seed=…]
+    ./launch/quickstart.sh [out=…] [start=scratch] [paper=true] [policy_steps=…] [limit=…] [seed=…]
 
 Stage one continues the training of the shipped decoders, with their last recipe and a low learning
 rate, for a few steps, because a decoder that speaks clearly takes hours on two cores.
-`start=scratch` trains both from random weights, on the recordings.
+`start=scratch` trains both from random weights, on the recordings. `paper=true` adds the paper's
+own policy: guidance profile -> DCPO by chase-then-exceed with word errors of an ASR as reward ->
+export -> a row of the comparison.
 
 Every job is a command that a user would type; it is printed. The quickstart resumes when it is
 started again: finished jobs are not run again (launch/pipeline.py says what decides). If a training
@@ -22,16 +24,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.commands import OutSettings
+from dcar.config.recipes import recipe_file
 from dcar.config.schema import seed_setting
 from dcar.process import claimed, run_command
 from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 from launch.pipeline import Job, run_pipeline, words
 
-SEVEN_HEADS = [
+SEVEN_HEADS: list[Any] = [
     "far",
     "car-1",
     "car-3",
@@ -39,10 +45,10 @@ SEVEN_HEADS = [
     "car-7",
     "random-4-5-6-7",
     "dcar@n4",
-    "{method: sd, limit: 24}",
-    "{method: ssd, beta: 0.4, limit: 24}",
-    "{method: vadusa, tau: 2, limit: 24}",
-    "{method: mtp-viterbi, heads: 5, limit: 24}",
+    {"method": "sd", "limit": 24},
+    {"method": "ssd", "beta": 0.4, "limit": 24},
+    {"method": "vadusa", "tau": 2, "limit": 24},
+    {"method": "mtp-viterbi", "heads": 5, "limit": 24},
 ]
 """Methods of the comparison from scratch; those of compare_starter.yaml are for sixteen heads."""
 OUTPUTS = {
@@ -54,6 +60,9 @@ OUTPUTS = {
     "verifiers": "statistics.json",
     "dcpo": "policy/model.safetensors",
     "policy": "model.safetensors",
+    "profile": "profile.json",
+    "dcpo_paper": "policy/model.safetensors",
+    "policy_paper": "model.safetensors",
     "compare": "report.html",
 }
 """Last file that each job writes to its folder, which has its name; the folder of the comparison
@@ -69,6 +78,11 @@ class QuickstartConfig(OutSettings):
         "starter",
         "Initial weights of stage one: the shipped decoders, or random (scratch).",
         choices=("starter", "scratch"),
+    )
+    paper: bool = setting(
+        False,
+        "Also train the paper's policy, which reads hidden states, with forced rollouts and the "
+        "word errors of an ASR as reward.",
     )
     train_steps: int = setting(
         0,
@@ -108,6 +122,20 @@ def computes_bfloat16() -> bool:
     return capabilities["architecture"] != "x86_64" or bool(
         capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     )
+
+
+def methods(config: QuickstartConfig) -> list[str]:
+    """Return the setting of the methods of the comparison; none where the recipe has them all."""
+    if config.start == "starter" and not config.paper:
+        return []
+    names: list[Any] = SEVEN_HEADS
+    if config.start == "starter":
+        names = yaml.safe_load(recipe_file("compare_starter")[0].read_text())["methods"]
+    if config.paper:
+        at = names.index("dcar@n4")
+        names = [*names[:at], "dcar@n4@ours", "dcar@paper", *names[at + 1 :]]
+    listed = yaml.safe_dump(names, default_flow_style=True, sort_keys=False, width=10_000)
+    return [f"methods={listed.strip()}"]
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Job]]:
@@ -152,7 +180,15 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
             f"prompt_seeds=[{config.seed}]",
         ],
         "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
-        "methods": [] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"],
+        "sizes": "[2,4,5,6,7,8,10,12,14]" if from_starter else "[2,3,4,5,6,7]",
+        "rollouts": 32 // config.processes,
+        "methods": methods(config),
+        "policies": f"ours={paths['policy']},paper={paths['policy_paper']}"
+        if config.paper
+        else paths["policy"],
+        "logs": ",".join(
+            f"{paths[name]}/log.jsonl" for name in ("dcpo", *["dcpo_paper"] * config.paper)
+        ),
     }
 
     def job(name: str, inputs: str, command: str, trains: bool = False, processes: int = 1) -> Job:
@@ -177,6 +213,34 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "data",
         "dcar prepare mode=join data=[{data}] max_seconds=12 seed={seed} out={texts}",
     )
+    compared = ["policy", *(["policy_paper"] if config.paper else [])]
+    profile = job(
+        "profile",
+        "car data",
+        "dcar profile --config profile_starter decoder={car} data={data} sizes={sizes} "
+        "temperature=1.0 top_k=0 seed={seed} out={profile}",
+    )
+    # the same sampling as in the comparison
+    papers = [
+        [
+            job(
+                "dcpo_paper",
+                "car data profile",
+                "dcar train-policy --config dcpo_starter_hidden decoder={car} data={data} "
+                "guidance={profile}/profile.json per_device_train_batch_size={rollouts} "
+                "temperature=1.0 top_k=0 seed={seed} out={dcpo_paper}",
+                trains=True,
+                processes=config.processes,
+            )
+        ],
+        [
+            job(
+                "policy_paper",
+                "car dcpo_paper",
+                "dcar export run={dcpo_paper} decoder={car} out={policy_paper}",
+            )
+        ],
+    ]
     return [
         [distil, join] if from_starter else [],
         [
@@ -209,6 +273,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
                 "temperature=1.0 top_k=0 limit=16 out={verifiers}",
             ),
+            *([profile] if config.paper else []),
         ],
         [
             job(
@@ -222,13 +287,14 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
             )
         ],
         [job("policy", "car dcpo", "dcar export run={dcpo} decoder={car} out={policy}")],
+        *(papers if config.paper else []),
         [
             job(
                 "compare",
-                "car far policy verifiers",
+                f"car far {' '.join(compared)} verifiers",
                 "dcar compare --config compare_starter data={data} decoder={car} "
-                "far_decoder={far} policies=[{policy}] statistics={verifiers} out={compare} "
-                "limit={limit} training_log={dcpo}/log.jsonl {seeds} {methods}",
+                "far_decoder={far} policies=[{policies}] statistics={verifiers} out={compare} "
+                "limit={limit} training_logs=[{logs}] {seeds} {methods}",
                 processes=config.processes,
             )
         ],

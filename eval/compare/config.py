@@ -74,8 +74,8 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
         "idle cores.",
         minimum=0,
     )
-    training_log: str | None = setting(
-        None, "log.jsonl of a DCPO run, for the training curves in the report."
+    training_logs: list[str] = setting(
+        [], "log.jsonl of DCPO runs, for the training curves in the report."
     )
     report: bool = setting(True, "Write report.html.")
     sampling: SamplingConfig = setting(

@@ -370,7 +370,7 @@ def show(compared: Compared, maker: Maker) -> Result:
     write_text(out / "compare.txt", table_text(result) + "\n")
     draw_plots(result.first.rows, out)
     if config.report:
-        write_report(out, training_log=config.training_log)
+        write_report(out, training_logs=config.training_logs)
     return result
 
 

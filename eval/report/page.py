@@ -1,7 +1,7 @@
 """Self-contained report.html of a comparison: verdict, audio samples, a picture, a table; the rest
 folded.
 
-    dcar report compare=runs/quickstart training_log=runs/quickstart/policy/log.jsonl
+    dcar report compare=runs/quickstart training_logs=[runs/quickstart/dcpo/log.jsonl]
 
 The file needs no other file and no network: plots, sounds and the CSV of every table are embedded;
 `report_tables/` next to it contains the same CSV as files. It follows the reader's light or dark
@@ -11,7 +11,6 @@ scheme, can be used by keyboard, and is readable on a phone.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError
@@ -20,7 +19,7 @@ from dcar.sources.packages import templates
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.listen import listening
-from eval.report.plots import curves_section, read_log
+from eval.report.plots import curves_section
 from eval.report.sections import folded_sections
 from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes, table_of
@@ -34,32 +33,31 @@ class ReportConfig:
     compare: str = setting(
         "runs/compare", "Folder of a comparison (compare.json, audio/).", place="folder"
     )
-    training_log: str | None = setting(None, "log.jsonl of a DCPO run.")
+    training_logs: list[str] = setting([], "log.jsonl of DCPO runs.")
     out: str | None = setting(
         None, "File to write; null = report.html in the folder.", place="file"
     )
 
 
 def write_report(
-    compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None
+    compare: str | Path, training_logs: Sequence[str | Path] = (), out: str | Path | None = None
 ) -> Path:
     """Write the report of the comparison in folder `compare`, and next to it the CSV of its
     tables (NAME_tables/). Return its path. Raises DataError if there is no comparison."""
     folder = Path(compare)
     result = read_result(folder)
-    log = read_log(Path(training_log)) if training_log else []
+    curves = [curves_section(path) for path in map(Path, training_logs)]
     path = Path(out) if out else folder / "report.html"
-    text, tables = page(result, folder, log)
+    text, tables = page(result, folder, curves)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
     write_tables(tables, path.with_name(f"{path.stem}_tables"))
     return path
 
 
-def page(result: Result, folder: Path, log: Sequence[dict[str, Any]]) -> tuple[str, list[Table]]:
+def page(result: Result, folder: Path, curves: Sequence[Section] = ()) -> tuple[str, list[Table]]:
     """Return the whole HTML text, and its tables; `folder` holds the files that `result` names."""
-    head, curves = summary(result, folder), curves_section(log)
-    sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
+    sections = [*_tables(result), *folded_sections(result, folder), *curves]
     sections.append(Section("What this experiment can and cannot show", notes(result)))
     shared = replace(result, comparisons=[])  # those are in their own sections
     text = (
@@ -67,7 +65,7 @@ def page(result: Result, folder: Path, log: Sequence[dict[str, Any]]) -> tuple[s
         .get_template("page.html")
         .render(
             result=result,
-            summary=head,
+            summary=summary(result, folder),
             listen=listening(result, folder),
             sections=sections,
             details=to_json(shared, indent=1),
@@ -101,6 +99,6 @@ def main(arguments: list[str] | None = None) -> None:
     if not config.compare:
         raise ConfigError("compare: give the folder of a comparison")
     with claimed(config.out or Path(config.compare) / "report.html"):
-        path = write_report(config.compare, config.training_log, config.out)
+        path = write_report(config.compare, config.training_logs, config.out)
     folder = Path(config.compare)
     print(f"{terminal_text(read_result(folder), folder)}\n\nwrote {path}")

@@ -194,8 +194,9 @@ def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[f
     return list(by_step), list(by_step.values())
 
 
-def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
-    """Return the panels for which the log has data; nothing without a log."""
+def curves_section(file: Path) -> Section:
+    """Return the panels for which a training log has data. Raises DataError without a log."""
+    log = read_log(file)
     logged = {key for entry in log for key in entry}
     pictures = []
     for title, curves in CURVES.items():
@@ -222,16 +223,12 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         pictures.append(Picture(title, data_uri(buffer.getvalue(), "image/png"), wide=False))
-    return (
-        Section(
-            "Training of the policy (DCPO)",
-            [
-                tuple(pictures),
-                "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size "
-                "of the guidance range; sampled ones follow the policy. The policy exceeds its "
-                "guides where the sampled curve passes the forced one.",
-            ],
-        )
-        if pictures
-        else None
+    return Section(
+        f"Training of a policy (DCPO): {file.parent.name}",
+        [
+            tuple(pictures),
+            "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of "
+            "the guidance range; sampled ones follow the policy. The policy exceeds its guides "
+            "where the sampled curve passes the forced one.",
+        ],
     )

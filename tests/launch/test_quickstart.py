@@ -43,9 +43,10 @@ def test_recipes_fit_their_schema(recipe):
     assert isinstance(read(recipe), schema(recipe))
 
 
+@pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
 def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
-    tmp_path, monkeypatch, processes, start
+    tmp_path, monkeypatch, processes, start, paper
 ):
     def shipped(name: str) -> Path:
         (folder := tmp_path / "assets" / name).mkdir(parents=True, exist_ok=True)
@@ -54,15 +55,16 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     monkeypatch.setattr(quickstart, "shipped", shipped)
     out = tmp_path / "q"
     groups = pipeline(
-        QuickstartConfig(out=str(out), start=start, train_steps=7, seed=3, processes=processes)
+        QuickstartConfig(str(out), start, paper, train_steps=7, seed=3, processes=processes)
     )
     from_starter = start == "starter"
     assert [[job.name for job in group] for group in groups] == [
         ["distilled", "texts"] if from_starter else [],
         ["car", "far"],
-        ["chunk_scorer", "verifiers"],
+        ["chunk_scorer", "verifiers", *["profile"] * paper],
         ["dcpo"],
         ["policy"],
+        *([["dcpo_paper"], ["policy_paper"]] if paper else []),
         ["compare"],
     ]
     outputs: list[Path] = []
@@ -79,7 +81,9 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
                 assert config.init_from == (initial if from_starter else "")
             if job.name == "compare":
                 assert (config.seeds, config.prompt_seeds) == ([6, 7], [3])
-            elif job.name not in ("verifiers", "policy"):
+                assert ("dcar@paper" in config.methods) == paper
+                assert len(config.policies) == len(config.training_logs) == 1 + paper
+            elif job.name not in ("verifiers", "policy", "policy_paper"):
                 assert config.seed == 3, job.name
             if job.name == "dcpo":
                 assert config.chunk_scorer == str(out / "chunk_scorer")
@@ -88,14 +92,14 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
             declared = [
                 path.relative_to(out).parts[0] for path in job.inputs if out in path.parents
             ]
-            log_of_training = {"dcpo"} if job.name == "compare" else set()
-            assert set(read) == set(declared) | log_of_training, job.name
+            logs = {"dcpo", "dcpo_paper"} if paper else {"dcpo"}
+            assert set(read) == set(declared) | (logs if job.name == "compare" else set())
             for path in job.inputs:  # is there, or an earlier job writes it
                 assert path.exists() or any(o == path or path in o.parents for o in outputs), path
         outputs += [job.output for job in group]
     assert out / "report.html" in outputs
     assert [j.processes for group in groups for j in group if j.processes > 1] == (
-        [2, 2] if processes == 2 else []
+        [2] * (2 + paper) if processes == 2 else []
     )
 
 

@@ -185,8 +185,10 @@ def font_with(text: str) -> Path | None:
     from matplotlib import font_manager
 
     own = font_manager.findfont("DejaVu Sans")
-    others = sorted(font.fname for font in font_manager.fontManager.ttflist)
-    for path in dict.fromkeys((own, *(p for p in others if "LastResort" not in p))):
+    fonts = [f for f in font_manager.fontManager.ttflist if "LastResort" not in f.fname]
+    # upright and of normal weight first
+    fonts.sort(key=lambda f: (f.style != "normal", str(f.weight) not in ("400", "normal"), f.fname))
+    for path in dict.fromkeys((own, *(font.fname for font in fonts))):
         try:
             known = font_manager.get_font(path).get_charmap()
         except (OSError, RuntimeError):  # a damaged font of the system

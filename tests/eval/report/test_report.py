@@ -77,7 +77,7 @@ def result(folder) -> Result:
 
 
 def test_report_is_one_file_that_opens(folder, result, parse):
-    page = parse(write_report(folder, folder / "log.jsonl"))
+    page = parse(write_report(folder, [folder / "log.jsonl"]))
     assert {"table", "audio", "img", "details", "nav", "main"} <= page.tags
     assert not page.tags & {"link", "iframe", "object"}
     assert page.code.count(SCRIPT) == 1 and page.code.count(STYLE) == 1

@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 SECONDS = 60
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}, {elapsed} so far, {remaining} left{postfix}"
+ENDLESS = "{desc}: {n_fmt} {unit}, {elapsed} so far{postfix}"  # its end is not known
 
 
 class Progress(tqdm):
@@ -21,6 +22,8 @@ class Progress(tqdm):
         if self.lines:
             options |= {"mininterval": SECONDS, "miniters": 1, "bar_format": LINE}
         super().__init__(*args, **options)
+        if self.lines and self.total is None:
+            self.bar_format = ENDLESS
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the present state; in a log, if a minute has passed since the last line."""

@@ -25,7 +25,7 @@ def clock(monkeypatch):
 
 
 def bar(stream, clock, **options) -> Progress:
-    made = Progress(total=40, desc="compare", unit="utt", file=stream, **options)
+    made = Progress(**{"total": 40, "desc": "compare", "unit": "utt", "file": stream, **options})
     if not made.disable:
         made._time = lambda: clock[0]
         made.start_t = made.last_print_t = clock[0]
@@ -44,6 +44,14 @@ def test_a_log_has_a_line_a_minute_and_one_at_the_end(clock):
         int(re.match(r"compare: (\d+) of 40 utt, \d+:\d\d so far, ", line)[1]) for line in lines
     ]
     assert done == [9, 18, 27, 36, 40]
+
+
+def test_work_without_a_known_end_has_no_rest(clock):
+    log = io.StringIO()
+    with bar(log, clock, total=None) as shown:
+        clock[0] += 70
+        shown.update(40)
+    assert log.getvalue() == "compare: 40 utt, 01:10 so far\n"
 
 
 def test_the_last_line_is_not_repeated(clock):

@@ -88,6 +88,7 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
     bar = Progress(
         initial=trainer.step_index,
         total=config.max_steps if config.max_steps < 1_000_000 else None,
+        desc="train",
         unit="step",
     )
     mark, mark_step = time.perf_counter(), trainer.step_index

@@ -74,6 +74,7 @@ def training_facts(checkpoint: str, kind: Shipped) -> dict[str, Any]:
         place = f" ({corpus['path']})" if corpus["path"] else ""
         settings = dict(_flat(provenance["config"]))
         start = settings.pop("init_from", "")
+        unspoken = not settings.get("spoken.sentences")  # then the last step was written
         facts = {
             "steps": step_of(folder) if within else provenance["steps"],
             "processes": provenance["processes"],
@@ -82,7 +83,11 @@ def training_facts(checkpoint: str, kind: Shipped) -> dict[str, Any]:
             "started from": "a checkpoint" if start else "random weights",
         }
         return facts | {
-            n: v for n, v in settings.items() if n not in NO_EFFECT and not _of_heads(n)
+            n: v
+            for n, v in settings.items()
+            if n not in NO_EFFECT
+            and not _of_heads(n)
+            and not (unspoken and n.startswith("spoken."))
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -100,4 +105,4 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _of_heads(name: str) -> bool:
     """Return True for settings of the additional heads, in which CAR and FAR differ by intent."""
     last = name.rsplit(".", 1)[-1]
-    return "head" in last and last != "num_attention_heads"
+    return name == "spoken.chunk" or ("head" in last and last != "num_attention_heads")

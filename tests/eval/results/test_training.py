@@ -64,7 +64,10 @@ HEADS = [
 
 
 def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
-    assert training_note(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS)) == ""
+    car = checkpoint(tmp_path / "car")
+    assert training_note(car, checkpoint(tmp_path / "far", *HEADS)) == ""
+    unspoken = ("config/spoken", {"sentences": 0, "chunk": 1})
+    assert training_note(car, checkpoint(tmp_path / "last", *HEADS, unspoken)) == ""
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,10 @@ def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
         (("config/model/hidden_size", 256), "model.hidden_size 256 against 192"),
         (("config/model/num_attention_heads", 8), "model.num_attention_heads 8 against 4"),
         (("config/input_corruption", 0.1), "input_corruption 0.1 against not set"),
+        (
+            ("config/spoken", {"sentences": 40, "chunk": 1}),
+            "spoken.sentences 40 against not set",
+        ),
     ],
 )
 def test_a_difference_is_named(tmp_path, change, difference):

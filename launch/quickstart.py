@@ -180,7 +180,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
             f"prompt_seeds=[{config.seed}]",
         ],
         "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
-        "sizes": "[2,4,5,6,7,8,10,12,14]" if from_starter else "[2,3,4,5,6,7]",
+        "sizes": "[2,4,5,6,8,10]" if from_starter else "[2,3,4,5,6,7]",
         "rollouts": 32 // config.processes,
         "methods": methods(config),
         "policies": f"ours={paths['policy']},paper={paths['policy_paper']}"

@@ -181,7 +181,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         ],
         "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
         "sizes": "[2,4,5,6,8,10]" if from_starter else "[2,3,4,5,6,7]",
-        "rollouts": 32 // config.processes,
+        "rollouts": 8 * max(1, 4 // config.processes),  # whole groups of eight
         "methods": methods(config),
         "policies": f"ours={paths['policy']},paper={paths['policy_paper']}"
         if config.paper
@@ -220,8 +220,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "dcar profile --config profile_starter decoder={car} data={data} sizes={sizes} "
         "temperature=1.0 top_k=0 seed={seed} out={profile}",
     )
-    # the same sampling as in the comparison; a third of the recipe's rollouts: every one is
-    # synthesised and transcribed, which takes ten times as long as a reward by tokens
+    # the sampling of the comparison; a third of the recipe's rollouts, because every one is
+    # synthesised and transcribed
     papers = [
         [
             job(

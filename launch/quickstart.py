@@ -133,7 +133,7 @@ def methods(config: QuickstartConfig) -> list[str]:
         names = yaml.safe_load(recipe_file("compare_starter")[0].read_text())["methods"]
     if config.paper:
         at = names.index("dcar@n4")
-        names = [*names[:at], "dcar@n4@ours", "dcar@paper", *names[at + 1 :]]
+        names = [*names[:at], "dcar@ours@n4", "dcar@paper", *names[at + 1 :]]
     listed = yaml.safe_dump(names, default_flow_style=True, sort_keys=False, width=10_000)
     return [f"methods={listed.strip()}"]
 

@@ -81,7 +81,10 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
                 assert config.init_from == (initial if from_starter else "")
             if job.name == "compare":
                 assert (config.seeds, config.prompt_seeds) == ([6, 7], [3])
-                assert ("dcar@paper" in config.methods) == paper
+                specs = [s for s in read_methods(config.methods) if s.method == "dcar"]
+                named = [(s.settings.get("policy"), s.settings["num_candidates"]) for s in specs]
+                names = [(named_folder(policy)[0] or None) for policy in config.policies]
+                assert named == list(zip(names, [4, 1], strict=False))
                 assert len(config.policies) == len(config.training_logs) == 1 + paper
             elif job.name not in ("verifiers", "policy", "policy_paper"):
                 assert config.seed == 3, job.name

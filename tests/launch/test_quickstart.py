@@ -11,6 +11,8 @@ from dcar.cli import RECIPES as COMMAND_OF
 from dcar.cli import kind_of, resolve
 from dcar.config import load_config
 from dcar.config.recipes import shipped
+from dcar.methods import read_methods
+from dcar.methods.entries import named_folder
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
@@ -82,9 +84,9 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
             if job.name == "compare":
                 assert (config.seeds, config.prompt_seeds) == ([6, 7], [3])
                 specs = [s for s in read_methods(config.methods) if s.method == "dcar"]
-                named = [(s.settings.get("policy"), s.settings["num_candidates"]) for s in specs]
-                names = [(named_folder(policy)[0] or None) for policy in config.policies]
-                assert named == list(zip(names, [4, 1], strict=False))
+                named = [s.settings.get("policy", "") for s in specs]
+                assert named == [named_folder(policy)[0] for policy in config.policies]
+                assert [s.settings.get("num_candidates") for s in specs] == [4, *[None] * paper]
                 assert len(config.policies) == len(config.training_logs) == 1 + paper
             elif job.name not in ("verifiers", "policy", "policy_paper"):
                 assert config.seed == 3, job.name

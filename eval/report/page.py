@@ -46,7 +46,7 @@ def write_report(
     tables (NAME_tables/). Return its path. Raises DataError if there is no comparison."""
     folder = Path(compare)
     result = read_result(folder)
-    curves = [curves_section(path) for path in map(Path, training_logs)]
+    curves = list(filter(None, map(curves_section, map(Path, training_logs))))
     path = Path(out) if out else folder / "report.html"
     text, tables = page(result, folder, curves)
     with replacing(path) as part:

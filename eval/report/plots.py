@@ -194,8 +194,9 @@ def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[f
     return list(by_step), list(by_step.values())
 
 
-def curves_section(file: Path) -> Section:
-    """Return the panels for which a training log has data. Raises DataError without a log."""
+def curves_section(file: Path) -> Section | None:
+    """Return the panels for which a training log has data; nothing if it has none yet. Raises
+    DataError without a log."""
     log = read_log(file)
     logged = {key for entry in log for key in entry}
     pictures = []
@@ -223,6 +224,8 @@ def curves_section(file: Path) -> Section:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         pictures.append(Picture(title, data_uri(buffer.getvalue(), "image/png"), wide=False))
+    if not pictures:
+        return None
     return Section(
         f"Training of a policy (DCPO): {file.parent.name}",
         [

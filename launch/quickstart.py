@@ -1,14 +1,14 @@
-"""Run the whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus ->
-CAR and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report,
-all under `runs/quickstart`.
+"""Run the whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> DCPO on
+joined sentences -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [paper=true] [policy_steps=…] [limit=…] [seed=…]
 
-Stage one continues the training of the shipped decoders, with their last recipe and a low learning
-rate, for a few steps, because a decoder that speaks clearly takes hours on two cores.
-`start=scratch` trains both from random weights, on the recordings. `paper=true` adds the paper's
-own policy: guidance profile -> DCPO by chase-then-exceed with word errors of an ASR as reward ->
-export -> a row of the comparison.
+Stage one continues the training of two shipped decoders on recordings, as the papers' are trained,
+with their last recipe and a low learning rate, for a few steps, because a decoder that speaks
+clearly takes hours on two cores. `start=scratch` trains both from random weights. `paper=true` adds
+the paper's own policy: guidance profile -> DCPO by chase-then-exceed with word errors of an ASR as
+reward -> export -> a row of the comparison. One row of the comparison is of the shipped decoder
+after distillation, without a policy.
 
 Every job is a command that a user would type; it is printed. The quickstart resumes when it is
 started again: finished jobs are not run again (launch/pipeline.py says what decides). If a training
@@ -44,19 +44,17 @@ SEVEN_HEADS: list[Any] = [
     "car-5",
     "car-7",
     "random-4-5-6-7",
-    "dcar@n4",
+    "dcar",
     {"method": "sd", "limit": 24},
     {"method": "ssd", "beta": 0.4, "limit": 24},
     {"method": "vadusa", "tau": 2, "limit": 24},
     {"method": "mtp-viterbi", "heads": 5, "limit": 24},
 ]
-"""Methods of the comparison from scratch; those of compare_starter.yaml are for sixteen heads."""
+"""Methods of the comparison from scratch; those of the recipe are for sixteen heads."""
 OUTPUTS = {
-    "distilled": "prepared.json",
     "texts": "prepared.json",
     "car": "model.safetensors",
     "far": "model.safetensors",
-    "chunk_scorer": "model.safetensors",
     "verifiers": "statistics.json",
     "dcpo": "policy/model.safetensors",
     "policy": "model.safetensors",
@@ -75,9 +73,10 @@ class QuickstartConfig(OutSettings):
 
     out: str = "runs/quickstart"
     start: str = setting(
-        "starter",
-        "Initial weights of stage one: the shipped decoders, or random (scratch).",
-        choices=("starter", "scratch"),
+        "recordings",
+        "Initial weights of stage one: the shipped decoders trained on recordings, or random "
+        "(scratch).",
+        choices=("recordings", "scratch"),
     )
     paper: bool = setting(
         False,
@@ -86,12 +85,7 @@ class QuickstartConfig(OutSettings):
     )
     train_steps: int = setting(
         0,
-        "Steps of stage one, for CAR and FAR each; 0 = 10 from the starter, 300 from scratch.",
-        minimum=0,
-    )
-    chunk_scorer_steps: int = setting(
-        0,
-        "Training steps of the chunk scorer; 0 = 20 from the starter, 150 from scratch.",
+        "Steps of stage one, for CAR and FAR each; 0 = 10 from shipped weights, 300 from scratch.",
         minimum=0,
     )
     policy_steps: int = setting(12, "Updates of DCPO, of about 512 rollouts each.", minimum=1)
@@ -101,16 +95,12 @@ class QuickstartConfig(OutSettings):
         "texts, at most; 0 = all.",
         minimum=0,
     )
-    seed: int = seed_setting(
-        0, "Seed of every job: distillation, trainings, rollouts, prompts, sampling."
-    )
+    seed: int = seed_setting(0, "Seed of every job: trainings, rollouts, prompts, sampling.")
     processes: int = setting(2, "Number of processes of DCPO and of the comparison.", minimum=1)
 
     def __post_init__(self):
         check(self)
-        gentle = self.start == "starter"
-        self.train_steps = self.train_steps or (10 if gentle else 300)
-        self.chunk_scorer_steps = self.chunk_scorer_steps or (20 if gentle else 150)
+        self.train_steps = self.train_steps or (300 if self.start == "scratch" else 10)
 
 
 def computes_bfloat16() -> bool:
@@ -126,26 +116,25 @@ def computes_bfloat16() -> bool:
 
 def methods(config: QuickstartConfig) -> list[str]:
     """Return the setting of the methods of the comparison; none where the recipe has them all."""
-    if config.start == "starter" and not config.paper:
+    scratch = config.start == "scratch"
+    if not scratch and not config.paper:
         return []
     names: list[Any] = SEVEN_HEADS
-    if config.start == "starter":
-        names = yaml.safe_load(recipe_file("compare_starter")[0].read_text())["methods"]
+    if not scratch:
+        recipe = yaml.safe_load(recipe_file("compare_starter")[0].read_text())
+        names = recipe["variants"]["recordings"]["methods"]
     if config.paper:
-        at = names.index("dcar@n4")
-        names = [*names[:at], "dcar@ours@n4", "dcar@paper", *names[at + 1 :]]
+        at = names.index("dcar")
+        names = [*names[:at], "dcar@ours", "dcar@paper", *names[at + 1 :]]
     listed = yaml.safe_dump(names, default_flow_style=True, sort_keys=False, width=10_000)
     return [f"methods={listed.strip()}"]
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Job]]:
     """Return the jobs in order; those of an inner list, which may be empty, run side by side."""
-    out, from_starter = Path(config.out), config.start == "starter"
+    out, scratch = Path(config.out), config.start == "scratch"
     paths = {name: out / name for name in OUTPUTS} | {"compare": out, "data": shipped("prepared")}
-    paths |= {f"shipped_{name}": shipped(name) for name in ("decoder", "far", "chunk_scorer")}
-    # from scratch, everything learns from the recordings
-    paths["spoken"] = paths["distilled" if from_starter else "data"]
-    paths["policy_texts"] = paths["texts" if from_starter else "data"]
+    paths |= {f"shipped_{name}": shipped(f"{name}-undistilled") for name in ("decoder", "far")}
 
     def steps(number: int) -> list[str]:
         """Return the settings of a training of `number` steps."""
@@ -158,31 +147,28 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
             *precision,
         ]
 
-    def gently(*settings: str) -> list[str]:
+    def gently(weights: Path) -> list[str]:
         """Return settings for continuing from shipped weights, which keep what the end of their
         training gained."""
-        return [*settings, "warmup_steps=5"] if from_starter else []
+        return [] if scratch else [f"init_from={weights}", "learning_rate=0.0002", "warmup_steps=5"]
 
     values = {
         **vars(config),
         **paths,
-        "distilled_sentences": 16 * config.train_steps,
         "steps_of_decoder": steps(config.train_steps),
-        "steps_of_scorer": steps(config.chunk_scorer_steps),
-        "from_decoder": gently(f"init_from={paths['shipped_decoder']}", "learning_rate=0.0002"),
-        "from_far": gently(f"init_from={paths['shipped_far']}", "learning_rate=0.0002"),
-        "from_chunk_scorer": gently("init_from=starter", "learning_rate=0.0005"),
-        "car_variant": ":distilled" if from_starter else "",
-        "far_variant": ":far_distilled" if from_starter else ":far",
+        "from_decoder": gently(paths["shipped_decoder"]),
+        "from_far": gently(paths["shipped_far"]),
+        "car_variant": "" if scratch else ":more",
+        "far_variant": ":far" if scratch else ":far_more",
         "accumulation": max(1, 8 // config.processes),
         "seeds": [
             f"seeds=[{2 * config.seed},{2 * config.seed + 1}]",
             f"prompt_seeds=[{config.seed}]",
         ],
-        "ranges": [] if from_starter else ["policy_sizes=[4,5,6,7]"],
-        "sizes": "[2,4,5,6,8,10]" if from_starter else "[2,3,4,5,6,7]",
+        "ranges": ["policy_sizes=[4,5,6,7]"] if scratch else [],
         "rollouts": 8 * max(1, 4 // config.processes),  # whole groups of eight
         "methods": methods(config),
+        "compared": "" if scratch else ":recordings",
         "policies": f"ours={paths['policy']},paper={paths['policy_paper']}"
         if config.paper
         else paths["policy"],
@@ -202,22 +188,16 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
             paths[name] if trains else None,
         )
 
-    distil = job(
-        "distilled",
-        "data shipped_decoder",
-        "dcar distil --config distil_starter data={data} decoder={shipped_decoder} "
-        "methods=[car-5@t0] limit={distilled_sentences} seed={seed} out={distilled}",
-    )
     join = job(
         "texts",
         "data",
         "dcar prepare mode=join data=[{data}] max_seconds=12 seed={seed} out={texts}",
     )
-    compared = ["policy", *(["policy_paper"] if config.paper else [])]
+    policies = ["policy", *(["policy_paper"] if config.paper else [])]
     profile = job(
         "profile",
         "car data",
-        "dcar profile --config profile_starter decoder={car} data={data} sizes={sizes} "
+        "dcar profile --config profile_starter decoder={car} data={data} sizes=[2,3,4,5,6,7] "
         "temperature=1.0 top_k=0 seed={seed} out={profile}",
     )
     # the sampling of the comparison; a third of the recipe's rollouts, because every one is
@@ -244,31 +224,24 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         ],
     ]
     return [
-        [distil, join] if from_starter else [],
+        [join],
         [
             job(
                 "car",
-                "spoken shipped_decoder",
-                "dcar train --config car_starter{car_variant} data={spoken} out={car} "
+                "data shipped_decoder",
+                "dcar train --config car_starter{car_variant} data={data} out={car} "
                 "{steps_of_decoder} {from_decoder}",
                 trains=True,
             ),
             job(
                 "far",
-                "spoken shipped_far",
-                "dcar train --config car_starter{far_variant} data={spoken} out={far} "
+                "data shipped_far",
+                "dcar train --config car_starter{far_variant} data={data} out={far} "
                 "{steps_of_decoder} {from_far}",
                 trains=True,
             ),
         ],
         [
-            job(
-                "chunk_scorer",
-                "car spoken shipped_chunk_scorer",
-                "dcar train-chunk-scorer --config chunk_scorer_starter decoder={car} "
-                "data={spoken} out={chunk_scorer} {steps_of_scorer} {from_chunk_scorer}",
-                trains=True,
-            ),
             job(
                 "verifiers",
                 "car",
@@ -280,9 +253,9 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         [
             job(
                 "dcpo",
-                "car policy_texts chunk_scorer",
-                "dcar train-policy --config dcpo_starter decoder={car} data={policy_texts} "
-                "chunk_scorer={chunk_scorer} out={dcpo} max_steps={policy_steps} seed={seed} "
+                "car texts",
+                "dcar train-policy --config dcpo_starter decoder={car} data={texts} "
+                "num_candidates=1 chunk_scorer= out={dcpo} max_steps={policy_steps} seed={seed} "
                 "gradient_accumulation_steps={accumulation} {ranges}",
                 trains=True,
                 processes=config.processes,
@@ -293,8 +266,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         [
             job(
                 "compare",
-                f"car far {' '.join(compared)} verifiers",
-                "dcar compare --config compare_starter data={data} decoder={car} "
+                f"car far {' '.join(policies)} verifiers",
+                "dcar compare --config compare_starter{compared} data={data} decoder={car} "
                 "far_decoder={far} policies=[{policies}] statistics={verifiers} out={compare} "
                 "limit={limit} training_logs=[{logs}] {seeds} {methods}",
                 processes=config.processes,

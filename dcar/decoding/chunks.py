@@ -140,13 +140,19 @@ class NextToken(ChunkRule):
 
 @decoding_method("car", Style("CAR-k", "#1f5fa8", "o", "k"), example="car-3")
 class FixedChunk(ChunkRule):
-    """Rule that always keeps k tokens: CAR-k; k = 1 is next-token decoding."""
+    """Rule that always keeps k tokens: CAR-k; k = 1 is next-token decoding. decoder: name of
+    another decoder that it decodes with."""
 
     size: int = option(minimum=1)
+    decoder: str = option("", ":", word="{} decoder", kw_only=True)
 
     def __post_init__(self) -> None:
         check_listed([self.size])
         self.longest = self.size
+
+    def bind(self, models: Borrowed) -> None:
+        if self.decoder:
+            models.decode_by(self.decoder)
 
     def start(self, state: BatchState) -> None:
         state.own["size"] = torch.full_like(state.generated, self.size)

@@ -107,15 +107,22 @@ def _for_policies(spec: MethodSpec, models: Models) -> list[MethodSpec]:
     ]
 
 
-def _names_a_policy(name: str) -> bool:
+def _check_name(name: str, what: str, spec: MethodSpec) -> None:
+    """Raise ConfigError for the name of a policy or decoder (called `what`) that reads otherwise
+    in the name of its method, `spec`."""
     try:
-        return MethodSpec.parse(f"dcar@{name}") == MethodSpec("dcar", {"policy": name})
+        same = MethodSpec.parse(str(spec)) == spec
     except ConfigError:
-        return False
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{what} '{name}': {spec} would read as another setting, such as a sampling; name it "
+            f"otherwise, as {what}-{name}=FOLDER"
+        )
 
 
 def named_folder(item: str) -> tuple[str, str]:
-    """Return name and folder of a policy given as name=folder, or as a folder: then no name."""
+    """Return name and folder of a model given as name=folder, or as a folder: then no name."""
     name, equals, folder = item.partition("=")
     return ("", item) if not equals or "/" in name or Path(item).exists() else (name, folder)
 
@@ -128,11 +135,12 @@ def load_models(
     draft: str = "",
     statistics: str = "",
     dtype: str | None = None,
+    decoders: Sequence[str] = (),
 ) -> Models:
     """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or
     name=folder where there are several; `draft` is a folder of `dcar train-draft` or another
     decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing; `dtype` is
-    that of `load_decoder`."""
+    that of `load_decoder`; `decoders` are further ones, as name=folder."""
     loaded: dict[str, ChunkPolicy] = {}
     target = load_decoder(decoder, device, dtype=dtype)
     for item in policies:
@@ -141,17 +149,23 @@ def load_models(
             name = Path(folder).name
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
-        if name and not _names_a_policy(name):
-            raise ConfigError(
-                f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or "
-                f"a dial; name it otherwise, as policy-{name}={folder}"
-            )
+        if name:
+            _check_name(name, "policy", MethodSpec("dcar", {"policy": name}))
         loaded[name] = matched_policy(load_policy(folder, device), target)
     far = load_decoder(far_decoder, device, starter="far", dtype=dtype) if far_decoder else None
+    others: dict[str, AnyDecoder] = {}
+    for name, folder in map(named_folder, decoders):
+        if not name or name in others:
+            raise ConfigError(
+                f"decoders: give each as name=folder, with names that differ, not {decoders}"
+            )
+        _check_name(name, "decoder", MethodSpec("car", {"size": 1, "decoder": name}))
+        others[name] = load_decoder(folder, device, dtype=dtype)
     return Models(
         target,
         far,
         loaded,
         load_decoder(draft, device, dtype=dtype) if draft else None,
         VerifierStatistics.from_pretrained(statistics) if statistics else None,
+        others,
     )

@@ -17,13 +17,15 @@ from heads.policy import ChunkPolicy
 @dataclass
 class Models:
     """Decoders and policies that belong together. A policy's key is its name, "" for the only one.
-    `draft` is the draft model of methods named …@draft; `statistics` are those of the decoder."""
+    `draft` is the draft model of methods named …@draft; `statistics` are those of the decoder;
+    `decoders` are others of the same ids, by name, for methods named car-k:name."""
 
     decoder: AnyDecoder
     far_decoder: AnyDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: AnyDecoder | None = None
     statistics: VerifierStatistics | None = None
+    decoders: dict[str, AnyDecoder] = field(default_factory=dict)
     _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -35,11 +37,14 @@ class Models:
             self.statistics.check_decoder(self.checksum(self.decoder), self.decoder.config)
         if self.draft is not None:
             check_draft(self.draft, self.decoder, lambda: self.checksum(self.decoder))
+        others = {f"decoder '{name}'": decoder for name, decoder in self.decoders.items()}
         if self.far_decoder is not None:
+            others["FAR decoder"] = self.far_decoder
+        for name, decoder in others.items():
             check_vocabulary(
-                self.far_decoder.config,
+                decoder.config,
                 self.decoder.config,
-                "FAR decoder",
+                name,
                 "train both on the same prepared corpus with the same layout",
             )
 
@@ -81,6 +86,13 @@ class Borrowed:
                 "decoding with the CAR weights"
             )
         self.decoder = self.models.far_decoder
+
+    def decode_by(self, name: str) -> None:
+        """Decode with another decoder. Raises ConfigError if there is none of this name."""
+        if name not in self.models.decoders:
+            known = ", ".join(self.models.decoders) or "none"
+            raise ConfigError(f"no decoder '{name}' among `decoders`, name=folder; known: {known}")
+        self.decoder = self.models.decoders[name]
 
     def policy(self, name: str) -> ChunkPolicy:
         """Take the policy with this name. Raises ConfigError if there is none."""

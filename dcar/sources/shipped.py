@@ -18,6 +18,7 @@ NAMES = {
     "decoder": "decoder",  # CAR, 16 tokens from one light head
     "decoder-undistilled": "decoder_undistilled",  # the same, trained on recordings alone
     "far": "far",  # next-token decoder, trained alike with one head
+    "far-undistilled": "far_undistilled",
     # chunk policies for the decoder, for these temperatures
     "policy-t1.0": "policy_t1.0",
     "policy-t0.4": "policy_t0.4",

@@ -37,6 +37,9 @@ class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, 
     )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
+    decoders: list[str] = setting(
+        [], "Further decoders, as name=folder, for methods such as car-12:name."
+    )
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
     statistics: str | None = setting(
         None, "Measured statistics that some methods need (docs/methods.md)."

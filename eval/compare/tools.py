@@ -84,6 +84,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         config.draft or "",
         config.statistics or "",
         dtype=config.dtype,
+        decoders=config.decoders,
     )
     whole = split = split_for(models.decoder, config.data, config.split)
     if SPLIT in config.limits:

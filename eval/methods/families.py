@@ -26,13 +26,14 @@ SYMBOLS = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
 class Family:
     """Methods that differ only in settings without a word. method: their name without settings;
     title: what a reader calls it; words: for a reader; sampling: likewise, T 0.4, empty for the
-    common one."""
+    common one; decoder: name of another decoder than that of the comparison."""
 
     method: str
     title: str
     words: tuple[str, ...] = ()
     sampling: str = ""
     num_candidates: int = 1
+    decoder: str = ""
 
     @property
     def label(self) -> str:
@@ -59,6 +60,7 @@ def family_of(settings: Settings) -> Family:
         tuple(words),
         sampled or ("own best" if sampling else ""),
         candidates,
+        own.get("decoder", ""),
     )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from eval.methods.families import short_name
 from eval.report.blocks import Picture, file_uri
-from eval.report.table import CONVENTION, corpus_kind, nearest_rows, short_table
-from eval.results.equal_variety import missing, variety_sentence
-from eval.results.pareto import AXES, difference, families_of, front_rows, speed_axis
+from eval.report.table import CONVENTION, corpus_kind, nearest_rows, number, short_table
+from eval.results.equal_variety import missing, variety_of, variety_sentence
+from eval.results.pareto import AXES, difference, families_of, front_rows, points, speed_axis
 from eval.results.training import SHIPPED
 from eval.results.types import Measured, Pair, Result, Row
 
@@ -72,14 +72,18 @@ def summary(result: Result, folder: Path) -> Summary:
 
 
 def verdict(result: Result) -> list[str]:
-    """Compare DCAR with CAR-k at equal tokens per pass and at equal time: a sentence for each
-    comparison, and one more for each further sampling of CAR-k; none if one of the two was not
-    compared. Then the policies at equal variety, or what this lacks. A part of a set of texts has
-    sentences on what its whole does not compare."""
+    """State for each set of texts what the policies gain over the best fixed size, and what other
+    decoders do without one; then compare DCAR with CAR-k at equal tokens per pass and at equal
+    time, and the policies with fixed sizes of the same variety, or else with those of each further
+    sampling. No sentence if one of the two was not compared; a part of a set of texts has sentences
+    on what its whole does not compare. Last, what the first set lacks for equal variety."""
     said: set[tuple[str, str, str]] = set()
-    sentences = []
+    sentences = list[str]()
     for measured in result.comparisons:
-        for pairs in _policy_pairs(measured):
+        if measured.whole:
+            sentences += plain(measured)
+        varied = any(of.test for of in measured.equal_variety)
+        for pairs in list(_policy_pairs(measured))[: 1 if varied else None]:
             a, b = pairs[0].a.label, pairs[0].b.label
             if (measured.texts, a, b) not in said:
                 said.add((measured.texts, a, b))
@@ -89,13 +93,38 @@ def verdict(result: Result) -> list[str]:
             if of.test and (measured.texts, of.axis, of.method) not in said:
                 said.add((measured.texts, of.axis, of.method))
                 sentences.append(f"{measured.title.capitalize()}: {variety_sentence(of)}")
-    lacking = [
-        of
-        for measured in result.comparisons
-        for of in measured.equal_variety
-        if (measured.texts, of.axis, of.method) not in said
-    ]
+    first = result.first
+    lacking = [o for o in first.equal_variety if (first.texts, o.axis, o.method) not in said]
     return [*sentences, *missing(lacking)]
+
+
+def plain(measured: Measured) -> list[str]:
+    """Return, for the policies without a dial, errors and tokens per pass next to those of the best
+    fixed size, the difference of errors, and the same of fixed sizes of other decoders. Empty
+    without a policy and a fixed size of the same sampling."""
+
+    def figures(row: Row) -> str:
+        variety = variety_of(row)
+        speech = "" if variety is None else f", variety {variety:.3f}"
+        return (
+            f"{short_name(row.method, row.spec or {})} {100 * row.wer.value:.1f} % "
+            f"({number(row.tokens_per_pass)} tokens per pass{speech})"
+        )
+
+    by_name = {row.method: row for row in measured.spoken}
+    families = [(row, row.family) for row in measured.spoken if row.family]
+    sentences = []
+    for row, family in families:
+        best = row.tests.get("best_car")
+        if family.method == "dcar" and best and "dial" not in (row.spec or {}):
+            sentences.append(
+                f"{measured.title.capitalize()}: errors of {figures(row)}; of the best fixed size, "
+                f"{figures(by_name[best.baseline])}: {points(best)}."
+            )
+    others = [figures(row) for row, family in families if family.decoder]
+    if sentences and others:
+        sentences.append(f"Without a policy, by another decoder: {'; '.join(others)}.")
+    return sentences
 
 
 def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
@@ -103,7 +132,7 @@ def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
     others; of each, the one at equal tokens per pass first. Of several policies, the first of those
     with most candidates is taken, whatever its errors."""
     families = families_of(measured)
-    fixed = [family for family in families if family.method == "car"]
+    fixed = [family for family in families if family.method == "car" and not family.decoder]
     samplings = [family.sampling for family in fixed]
     policies = [f for f in families if f.method == "dcar" and f.sampling in samplings]
     if not policies:
@@ -180,6 +209,10 @@ def names_sentence(result: Result) -> str:
     families = [r.family for of in result.comparisons for r in of.spoken if r.family]
     methods = {family.method for family in families}
     meanings = [text for method, text in NAMES.items() if method in methods]
+    meanings += [
+        f"car-k:{other} decodes with another decoder, {other}"
+        for other in dict.fromkeys(family.decoder for family in families if family.decoder)
+    ]
     if any(family.num_candidates > 1 for family in families):
         meanings.append(NUM_CANDIDATES)
     sentences = [f"{'; '.join(meanings)}."] if meanings else []

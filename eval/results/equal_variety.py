@@ -31,7 +31,7 @@ def equal_variety(
     A comparison without rows around the policy's has no test, and one without a second rendering
     no variety."""
     speeds = speeds_of(rows, axis)
-    fixed = [r for r in rows if _method(r) == "car" and r.method in speeds]
+    fixed = [r for r in rows if _method(r) == "car" and r.method in speeds and not _other(r)]
     policies = [r for r in rows if _method(r) == "dcar" and r.method in speeds]
     return [
         _compare(row, fixed, speeds, counts, axis, resamples) for row in policies if len(fixed) > 1
@@ -134,6 +134,11 @@ def _lack(of: EqualVariety) -> str:
 
 def _method(row: Row) -> str:
     return str((row.spec or {}).get("method", ""))
+
+
+def _other(row: Row) -> bool:
+    """Return whether a row decodes with another decoder."""
+    return "decoder" in (row.spec or {})
 
 
 def _size(row: Row) -> int:

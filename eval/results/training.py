@@ -32,10 +32,12 @@ def training_note(decoder: str, far_decoder: str) -> str:
     """Return a sentence on how the training of FAR differed from that of CAR; empty if they were
     trained alike. Raises CheckpointError for a provenance.json that cannot be read."""
     checkpoints: dict[Shipped, str] = {"decoder": decoder, "far": far_decoder}
-    if all(
-        resolve(c, kind).resolve() == shipped(kind).resolve() for kind, c in checkpoints.items()
-    ):
-        return SHIPPED
+    for variant, note in {"": SHIPPED, "-undistilled": ""}.items():
+        if all(
+            resolve(c, kind).resolve() == shipped(f"{kind}{variant}").resolve()
+            for kind, c in checkpoints.items()
+        ):
+            return note
     facts = {kind: training_facts(c, kind) for kind, c in checkpoints.items()}
     car, far = facts["decoder"], facts["far"]
     if not car or not far:

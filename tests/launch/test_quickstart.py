@@ -46,7 +46,7 @@ def test_recipes_fit_their_schema(recipe):
 
 
 @pytest.mark.parametrize("paper", [False, True])
-@pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
+@pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "recordings")])
 def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     tmp_path, monkeypatch, processes, start, paper
 ):
@@ -59,11 +59,11 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     groups = pipeline(
         QuickstartConfig(str(out), start, paper, train_steps=7, seed=3, processes=processes)
     )
-    from_starter = start == "starter"
+    scratch = start == "scratch"
     assert [[job.name for job in group] for group in groups] == [
-        ["distilled", "texts"] if from_starter else [],
+        ["texts"],
         ["car", "far"],
-        ["chunk_scorer", "verifiers", *["profile"] * paper],
+        ["verifiers", *["profile"] * paper],
         ["dcpo"],
         ["policy"],
         *([["dcpo_paper"], ["policy_paper"]] if paper else []),
@@ -76,23 +76,21 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
             config = settings(config_of(module), *arguments)
             if job.command[1] == "train":
                 assert config.max_steps == 7
-                assert config.data == str(
-                    out / "distilled" if from_starter else shipped("prepared")
-                )
-                initial = str(shipped("decoder" if job.name == "car" else "far"))
-                assert config.init_from == (initial if from_starter else "")
+                assert config.data == str(shipped("prepared"))
+                kind = "decoder" if job.name == "car" else "far"
+                assert config.init_from == ("" if scratch else str(shipped(f"{kind}-undistilled")))
             if job.name == "compare":
                 assert (config.seeds, config.prompt_seeds) == ([6, 7], [3])
                 specs = [s for s in read_methods(config.methods) if s.method == "dcar"]
                 named = [s.settings.get("policy", "") for s in specs]
                 assert named == [named_folder(policy)[0] for policy in config.policies]
-                assert [s.settings.get("num_candidates") for s in specs] == [4, *[None] * paper]
+                assert all("num_candidates" not in s.settings for s in specs)
                 assert len(config.policies) == len(config.training_logs) == 1 + paper
             elif job.name not in ("verifiers", "policy", "policy_paper"):
                 assert config.seed == 3, job.name
             if job.name == "dcpo":
-                assert config.chunk_scorer == str(out / "chunk_scorer")
-                assert config.data == str(out / "texts" if from_starter else shipped("prepared"))
+                assert (config.chunk_scorer, config.num_candidates) == ("", 1)
+                assert config.data == str(out / "texts")
             read = re.findall(f"{out}/(\\w+)", " ".join(w for w in arguments if "out=" not in w))
             declared = [
                 path.relative_to(out).parts[0] for path in job.inputs if out in path.parents

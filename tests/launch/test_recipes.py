@@ -25,6 +25,7 @@ from dcar.cli import kind_of
 from dcar.config import recipes
 from dcar.config.load import plain
 from dcar.methods import Models, read_methods
+from dcar.methods.entries import named_folder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
@@ -449,8 +450,9 @@ def test_statistics_of_two_utterances(recipe):
 
 def models_for(config: CompareConfig, recipe: str) -> Models:
     """Tiny models of the kinds that the recipe names; a language model where the recipe has one."""
-    # draws, among which a policy with a chunk scorer chooses
-    several = any("num_candidates" in spec.settings for spec in read_methods(config.methods))
+    specs = read_methods(config.methods)
+    # draws, among which a policy with a chunk scorer chooses, or long chunks
+    several = any("num_candidates" in s.settings or s.settings.get("size", 0) > 8 for s in specs)
     heads = (
         8 if "mtp" in recipe else 4 if "pcg" in recipe or "25hz" in recipe else 16 if several else 7
     )
@@ -499,6 +501,7 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
         policies,
         build_draft(decoder).eval() if config.draft else None,
         statistics,
+        {named_folder(item)[0]: make(heads, seed=6, **codes) for item in config.decoders},
     )
 
 

@@ -48,3 +48,13 @@ def test_a_comparison_of_the_starter_models():
     )
     several = ["starter-t1.0", f"mine={shipped('policy-t0.4')}"]
     assert list(load_models("starter", "", several).policies) == ["starter-t1.0", "mine"]
+
+
+def test_further_decoders_have_names_that_a_method_can_contain():
+    both = ["recordings=starter-undistilled", "a=starter"]
+    assert list(load_models("starter", "", [], decoders=both).decoders) == ["recordings", "a"]
+    for wrong in (["starter"], ["a=starter", "a=starter"]):
+        with pytest.raises(ConfigError, match="name=folder, with names that differ"):
+            load_models("starter", "", [], decoders=wrong)
+    with pytest.raises(ConfigError, match="car-1:a@t1 would read as .*decoder-a@t1=FOLDER"):
+        load_models("starter", "", [], decoders=["a@t1=starter"])

@@ -14,6 +14,7 @@ from dcar.methods import Models, load_models, make_methods
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from dcar.sources.code import code_digest
+from eval.methods.families import family_of
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi
@@ -37,6 +38,7 @@ def models() -> dict[str, Models]:
             {"": tiny_policy()},
             build_draft(decoder).eval(),
             statistics,
+            {"other": tiny_decoder(heads=6, seed=7)},
         ),
         "bare": Models(decoder),
         "one head": Models(tiny_decoder(heads=1)),
@@ -119,6 +121,9 @@ def test_names_that_cannot_be_are_refused(models, name, message):
     ("which", "name", "message"),
     [
         ("bare", "far", "far_decoder"),
+        ("bare", "car-2:other", "'car-2:other': no decoder 'other' .*known: none"),
+        ("all", "car-2:another", "known: other"),
+        ("all", "car-7:other", "predicts 1..6 tokens"),
         ("bare", "dcar", "policies"),
         ("bare", "sd@draft", "'sd@draft': .*`dcar train-draft`"),
         ("bare", "vadusa-2", "`dcar fit-verifiers`"),
@@ -143,6 +148,27 @@ def test_models_belong_together():
         Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
     with pytest.raises(ConfigError, match="speech_vocab_size"):
         Models(tiny_decoder(), tiny_decoder(heads=1, speech_vocab_size=13))
+    with pytest.raises(ConfigError, match="decoder 'other' has speech_vocab_size 13"):
+        Models(tiny_decoder(), decoders={"other": tiny_decoder(speech_vocab_size=13)})
+
+
+def test_a_fixed_size_may_decode_with_another_decoder(models, prompts):
+    """Its tokens and its identity are those of a comparison with that decoder, which may have more
+    heads."""
+    own, other = make_methods(["car-2", "car-6:other@t0.5"], models["all"])
+    assert other.spec.to_mapping() == {
+        "method": "car",
+        "size": 6,
+        "decoder": "other",
+        "temperature": 0.5,
+    }
+    (alone,) = make_methods(["car-6@t0.5"], Models(models["all"].decoders["other"]))
+    assert other.identity == alone.identity != own.identity
+    assert [r.tokens for r in other.decode(prompts, 3)] == [
+        r.tokens for r in alone.decode(prompts, 3)
+    ]
+    family = family_of(other.settings)
+    assert (family.label, family.decoder) == ("CAR-k (other decoder, T 0.5)", "other")
 
 
 def test_every_verifier_runs_under_its_name(models, prompts):

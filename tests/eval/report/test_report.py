@@ -28,13 +28,21 @@ from eval.report.listen import legend, marked, timeline
 from eval.report.page import write_report
 from eval.report.plots import PLOTS, draw_plots, read_log, series
 from eval.report.sections import matrix
-from eval.report.summary import best_sentence, terminal_text, unsteady_times, verdict
+from eval.report.summary import (
+    best_sentence,
+    names_sentence,
+    terminal_text,
+    unsteady_times,
+    verdict,
+)
 from eval.report.table import column_groups, main_columns, rival_sentences
-from eval.results.pareto import difference
+from eval.results.equal_variety import variety_sentence
+from eval.results.pareto import difference, points
 from eval.results.stats import PairedTest
 from eval.results.types import (
     FORMAT_VERSION,
     Decoded,
+    EqualVariety,
     Pair,
     Result,
     Row,
@@ -174,7 +182,15 @@ def test_best_at_which_speed():
 
 
 def test_the_verdict_says_method_minus_baseline(folder, result, parse):
-    said = verdict(result)
+    gain, *said = verdict(result)
+    rows = {row.method: row for row in result.first.spoken}
+    best = rows["dcar"].tests["best_car"]
+    assert gain == (
+        f"Sentences: errors of dcar {100 * rows['dcar'].wer.value:.1f} % "
+        f"({rows['dcar'].tokens_per_pass:.2f} tokens per pass); of the best fixed size, "
+        f"{best.baseline} {100 * rows[best.baseline].wer.value:.1f} % "
+        f"({rows[best.baseline].tokens_per_pass:.2f} tokens per pass): {points(best)}."
+    )
     pairs = {
         pair.axis: pair
         for pair in result.first.pairs
@@ -186,9 +202,26 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
         tokens.wer_a - tokens.wer_b
     )
     page, text = parse(write_report(folder)).text, terminal_text(result, folder)
-    assert all(s in page and s in " ".join(text.split()) for s in said)
+    assert all(s in page and s in " ".join(text.split()) for s in [gain, *said])
     others = [p for p in result.first.pairs if "dcar" not in (p.a.method, p.b.method)]
-    assert not verdict(with_first(result, pairs=others))
+    without = [row for row in result.first.rows if row.method != "dcar"]
+    assert not verdict(with_first(result, pairs=others, rows=without))
+
+
+def test_fixed_sizes_of_another_decoder_are_told_of_apart(result):
+    other = made_row("car-12:big@t0.5", 0.047, tokens_per_pass=11.57)
+    said = verdict(with_first(result, rows=[*result.first.rows, other]))
+    assert said == [
+        verdict(result)[0],
+        "Without a policy, by another decoder: car-12:big@t0.5 4.7 % (11.57 tokens per pass).",
+        *verdict(result)[1:],
+    ]
+    assert "car-k:big decodes with another decoder, big" in names_sentence(
+        with_first(result, rows=[*result.first.rows, other])
+    )
+    pair = result.first.pairs[0]
+    alone = replace(pair, b=other.family, a=family_of(mapping_of("dcar")))
+    assert verdict(with_first(result, pairs=[alone])) == verdict(result)[:1]
 
 
 def with_first(result: Result, **changes) -> Result:
@@ -201,13 +234,18 @@ def test_the_verdict_has_a_sentence_for_each_temperature_of_fixed_sizes(result):
         pair for pair in result.first.pairs if (pair.a.label, pair.b.label) == ("DCAR", "CAR-k")
     ]
     cool = [replace(pair, b=replace(pair.b, sampling="T 0.5")) for pair in pairs]
-    said = verdict(with_first(result, pairs=[*cool, *result.first.pairs]))
-    assert said[:1] == verdict(result) and len(said) == 2
+    gain, *said = verdict(with_first(result, pairs=[*cool, *result.first.pairs]))
+    assert [gain, *said[:1]] == verdict(result) and len(said) == 2
     assert said[1] == said[0].replace("CAR-k:", "CAR-k (T 0.5):")
     # a part of the texts says what the whole does not
     part = replace(result.first, title="6 of the sentences", limit=6, pairs=[*cool, *pairs])
     both = verdict(replace(result, comparisons=[result.first, part]))
-    assert both == [said[0], said[1].replace("Sentences", "6 of the sentences")]
+    assert both == [gain, said[0], said[1].replace("Sentences", "6 of the sentences")]
+    # fixed sizes of the same variety take the place of those of further samplings
+    test = PairedTest(-0.01, [-0.02, -0.001], 0.01, 0.01)
+    of = EqualVariety("tokens_per_pass", "dcar", 7.1, 0.1, 0.05, {"car-4": 1.0}, 0.06, test)
+    varied = verdict(with_first(result, pairs=[*cool, *pairs], equal_variety=[of]))
+    assert varied == [gain, said[0], f"Sentences: {variety_sentence(of)}"]
 
 
 def test_a_terminal_of_a_hundred_columns_shows_it_all(result):

@@ -63,6 +63,13 @@ def test_the_policy_meets_the_fixed_size_of_its_variety_and_speed():
     )
 
 
+def test_fixed_sizes_of_another_decoder_are_no_places():
+    rows = [*fixed_rows(), row_of("dcar", 0.045, 9.3, 0.1)]
+    twin = row_of("car-9:other", 0.045, 9.3, 0.01)
+    (of,) = equal_variety([*rows, twin], counts_of([*rows, twin]), AXIS, resamples=200)
+    assert of.shares == equal_variety(rows, counts_of(rows), AXIS, resamples=200)[0].shares
+
+
 def test_a_row_that_equals_the_policy_is_taken_alone():
     fixed = fixed_rows()
     twin = fixed[2]

@@ -243,15 +243,6 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         ],
         [
             job(
-                "verifiers",
-                "car",
-                "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
-                "temperature=1.0 top_k=0 limit=16 out={verifiers}",
-            ),
-            *([profile] if config.paper else []),
-        ],
-        [
-            job(
                 "dcpo",
                 "car texts",
                 "dcar train-policy --config dcpo_starter decoder={car} data={texts} "
@@ -261,7 +252,16 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 processes=config.processes,
             )
         ],
-        [job("policy", "car dcpo", "dcar export run={dcpo} decoder={car} out={policy}")],
+        [
+            job("policy", "car dcpo", "dcar export run={dcpo} decoder={car} out={policy}"),
+            job(
+                "verifiers",
+                "car",
+                "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
+                "temperature=1.0 top_k=0 limit=16 out={verifiers}",
+            ),
+            *([profile] if config.paper else []),
+        ],
         *(papers if config.paper else []),
         [
             job(

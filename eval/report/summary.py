@@ -99,32 +99,55 @@ def verdict(result: Result) -> list[str]:
 
 
 def plain(measured: Measured) -> list[str]:
-    """Return, for the policies without a dial, errors and tokens per pass next to those of the best
-    fixed size, the difference of errors, and the same of fixed sizes of other decoders. Empty
-    without a policy and a fixed size of the same sampling."""
-
-    def figures(row: Row) -> str:
-        variety = variety_of(row)
-        speech = "" if variety is None else f", variety {variety:.3f}"
-        return (
-            f"{short_name(row.method, row.spec or {})} {100 * row.wer.value:.1f} % "
-            f"({number(row.tokens_per_pass)} tokens per pass{speech})"
-        )
-
+    """Return for every policy without a dial its errors, passes, time and variety next to those of
+    the best fixed size, then those of fixed sizes of other decoders. Empty without a policy and a
+    fixed size of the same sampling."""
     by_name = {row.method: row for row in measured.spoken}
     families = [(row, row.family) for row in measured.spoken if row.family]
     sentences = []
     for row, family in families:
-        best = row.tests.get("best_car")
-        if family.method == "dcar" and best and "dial" not in (row.spec or {}):
+        test = row.tests.get("best_car")
+        if family.method == "dcar" and test and "dial" not in (row.spec or {}):
+            best = by_name[test.baseline]
             sentences.append(
-                f"{measured.title.capitalize()}: errors of {figures(row)}; of the best fixed size, "
-                f"{figures(by_name[best.baseline])}: {points(best)}."
+                f"{measured.title.capitalize()}: {_name(row)} makes {100 * row.wer.value:.1f} % "
+                f"errors, the best fixed size, {_name(best)}, {100 * best.wer.value:.1f} %: "
+                f"{points(test)}{_savings(row, best)}{_varieties(row, best)}."
             )
-    others = [figures(row) for row, family in families if family.decoder]
+    others = [
+        f"{_name(row)} makes {100 * row.wer.value:.1f} % ({number(row.tokens_per_pass)} tokens per "
+        f"pass{_varieties(row)})"
+        for row, family in families
+        if family.decoder
+    ]
     if sentences and others:
         sentences.append(f"Without a policy, by another decoder: {'; '.join(others)}.")
     return sentences
+
+
+def _name(row: Row) -> str:
+    return short_name(row.method, row.spec or {})
+
+
+def _savings(row: Row, other: Row) -> str:
+    """Return the passes and the time that a method saves or adds, as far as they are known."""
+    ratios = []
+    if row.passes and other.passes:
+        ratios.append((row.passes / other.passes, "passes", "fewer"))
+    if row.speed and other.speed:
+        ratios.append((row.speed.rtf / other.speed.rtf, "time", "less"))
+    words = [
+        f"{100 * abs(ratio - 1):.0f} % {less if ratio < 1 else 'more'} {what}"
+        for ratio, what, less in ratios
+    ]
+    return f", with {' and '.join(words)}" if words else ""
+
+
+def _varieties(*rows: Row) -> str:
+    varieties = [variety_of(row) for row in rows]
+    if None in varieties:
+        return ""
+    return f"; variety {' against '.join(f'{variety:.3f}' for variety in varieties)}"
 
 
 def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:

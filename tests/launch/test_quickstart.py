@@ -63,9 +63,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     assert [[job.name for job in group] for group in groups] == [
         ["texts"],
         ["car", "far"],
-        ["verifiers", *["profile"] * paper],
         ["dcpo"],
-        ["policy"],
+        ["policy", "verifiers", *["profile"] * paper],
         *([["dcpo_paper"], ["policy_paper"]] if paper else []),
         ["compare"],
     ]

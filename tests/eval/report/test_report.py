@@ -185,11 +185,13 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
     gain, *said = verdict(result)
     rows = {row.method: row for row in result.first.spoken}
     best = rows["dcar"].tests["best_car"]
+    ours, fixed = rows["dcar"], rows[best.baseline]
     assert gain == (
-        f"Sentences: errors of dcar {100 * rows['dcar'].wer.value:.1f} % "
-        f"({rows['dcar'].tokens_per_pass:.2f} tokens per pass); of the best fixed size, "
-        f"{best.baseline} {100 * rows[best.baseline].wer.value:.1f} % "
-        f"({rows[best.baseline].tokens_per_pass:.2f} tokens per pass): {points(best)}."
+        f"Sentences: dcar makes {100 * ours.wer.value:.1f} % errors, the best fixed size, "
+        f"{best.baseline}, {100 * fixed.wer.value:.1f} %: {points(best)}, with "
+        f"{100 * (1 - ours.passes / fixed.passes):.0f} % fewer passes and "
+        f"{100 * abs(1 - ours.speed.rtf / fixed.speed.rtf):.0f} % "
+        f"{'less' if ours.speed.rtf < fixed.speed.rtf else 'more'} time."
     )
     pairs = {
         pair.axis: pair
@@ -213,7 +215,7 @@ def test_fixed_sizes_of_another_decoder_are_told_of_apart(result):
     said = verdict(with_first(result, rows=[*result.first.rows, other]))
     assert said == [
         verdict(result)[0],
-        "Without a policy, by another decoder: car-12:big@t0.5 4.7 % (11.57 tokens per pass).",
+        "Without a policy, by another decoder: car-12:big@t0.5 makes 4.7 % (11.57 tokens per pass).",
         *verdict(result)[1:],
     ]
     assert "car-k:big decodes with another decoder, big" in names_sentence(

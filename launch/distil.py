@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Features, Value
 
 from dcar.config import check, load_config, setting
@@ -413,6 +414,7 @@ CONFIG = DistilConfig
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"written to {run_claimed(run, load_config(CONFIG, arguments), resumes=True)}")
+    PartialState().destroy_process_group()  # without it one of its threads may abort the exit
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from dcar.config import check, load_config, save_config, setting
@@ -311,3 +312,4 @@ CONFIG = SwapConfig
 
 def main(arguments: Sequence[str] | None = None) -> None:
     print(table(run_claimed(run, load_config(CONFIG, arguments), resumes=True)))
+    PartialState().destroy_process_group()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from tiny_decoders import tiny_decoder
 
 from dcar.methods import MethodSpec, Models
@@ -293,3 +294,5 @@ if __name__ == "__main__":
     result = run(tiny_config(sys.argv[1], report=False), tiny_tools())
     # one write, so that the lines of two processes cannot mix
     os.write(1, f"processes {result.processes}\n".encode())
+    # without it a thread of the group may abort the exit
+    PartialState().destroy_process_group()

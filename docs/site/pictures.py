@@ -96,6 +96,41 @@ def draw(
     plt.close(figure)
 
 
+def draw_recordings(path: Path) -> None:
+    """Draw the policies on the decoder trained on recordings: fixed sizes as a line for each
+    temperature, the trainings of a policy as points of one kind."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    groups: dict[str, list[tuple[float, float]]] = {}
+    group = ""
+    for row in table("At equal variety", 2):
+        cells = [cell.split("; ") for _, cell in row]
+        names, errors, speeds = cells[0], *(list(map(float, cells[i])) for i in (1, 3))
+        if row[0][1].startswith("CAR-") and "distilled" not in row[0][1]:
+            for name, error in zip(names, errors, strict=True):
+                temperature = name.removeprefix("at ") if " " in name else "T 1.0"
+                lines.setdefault(temperature, []).append((speeds[0], error))
+            continue
+        group = names[0].removesuffix(", 1") if not names[0].isdigit() else group
+        groups.setdefault(group, []).extend(zip(speeds, errors, strict=True))
+    figure, axes = plt.subplots(figsize=(7.2, 4.4), dpi=125)
+    for (temperature, of), style in zip(lines.items(), ("o-", "o--", "o:"), strict=True):
+        axes.plot(*zip(*of, strict=True), style, color=LINE, label=f"CAR-k, {temperature}")
+    kinds = (("s", INK), ("D", INK), ("*", OURS), ("*", "#7a1f14"), ("P", "#3d8b57"))
+    for (name, of), (marker, color) in zip(groups.items(), kinds, strict=True):
+        size = 11 if marker == "*" else 6
+        axes.plot(*zip(*of, strict=True), marker, markersize=size, color=color, label=name)
+    axes.set_xlabel("tokens per pass", color=INK)
+    axes.set_ylabel("word error rate, %", color=INK)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(color="#e1e0d9", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    figure.savefig(path, dpi=125)
+    plt.close(figure)
+
+
 def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> Box:
     """Write a name next to its point where it covers the least of what is drawn already. Returns
     its box."""
@@ -154,3 +189,4 @@ PICTURES = {
 if __name__ == "__main__":
     for name, (heading, across, label, size, also) in PICTURES.items():
         draw(heading, across, label, DOCS / "images" / name, size, also)
+    draw_recordings(DOCS / "images" / "recordings.png")

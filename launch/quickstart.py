@@ -119,8 +119,9 @@ def methods(config: QuickstartConfig) -> list[str]:
     scratch = config.start == "scratch"
     if not scratch and not config.paper:
         return []
-    names: list[Any] = SEVEN_HEADS
-    if not scratch:
+    if scratch:
+        names = SEVEN_HEADS
+    else:
         recipe = yaml.safe_load(recipe_file("compare_starter")[0].read_text())
         names = recipe["variants"]["recordings"]["methods"]
     if config.paper:
@@ -131,7 +132,7 @@ def methods(config: QuickstartConfig) -> list[str]:
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Job]]:
-    """Return the jobs in order; those of an inner list, which may be empty, run side by side."""
+    """Return the jobs in order; those of an inner list run side by side."""
     out, scratch = Path(config.out), config.start == "scratch"
     paths = {name: out / name for name in OUTPUTS} | {"compare": out, "data": shipped("prepared")}
     paths |= {f"shipped_{name}": shipped(f"{name}-undistilled") for name in ("decoder", "far")}

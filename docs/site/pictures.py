@@ -74,12 +74,8 @@ def draw(
             color = OURS
         marker, markersize = ("*", 13) if ours else ("o", 6)
         axes.plot([x], [y], marker, markersize=markersize, color=color)
-    axes.set_xlabel(label, color=INK)
-    axes.set_ylabel("word error rate, %", color=INK)
     axes.margins(x=0.22, y=0.08)
-    axes.set_xlim(left=0)
-    axes.grid(color="#e1e0d9", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, label)
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
     boxes = [(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
@@ -96,6 +92,15 @@ def draw(
     plt.close(figure)
 
 
+def finish(axes: Axes, label: str) -> None:
+    """Name the axes, the one across by `label`, and draw the grid."""
+    axes.set_xlabel(label, color=INK)
+    axes.set_ylabel("word error rate, %", color=INK)
+    axes.set_xlim(left=0)
+    axes.grid(color="#e1e0d9", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def draw_recordings(path: Path) -> None:
     """Draw the policies on the decoder trained on recordings: fixed sizes as a line for each
     temperature, the trainings of a policy as points of one kind."""
@@ -105,7 +110,7 @@ def draw_recordings(path: Path) -> None:
     for row in table("At equal variety", 2):
         cells = [cell.split("; ") for _, cell in row]
         names, errors, speeds = cells[0], *(list(map(float, cells[i])) for i in (1, 3))
-        if row[0][1].startswith("CAR-") and "distilled" not in row[0][1]:
+        if names[0].startswith("CAR-") and "distilled" not in names[0]:
             for name, error in zip(names, errors, strict=True):
                 temperature = name.removeprefix("at ") if " " in name else "T 1.0"
                 lines.setdefault(temperature, []).append((speeds[0], error))
@@ -119,12 +124,8 @@ def draw_recordings(path: Path) -> None:
     for (name, of), (marker, color) in zip(groups.items(), kinds, strict=True):
         size = 11 if marker == "*" else 6
         axes.plot(*zip(*of, strict=True), marker, markersize=size, color=color, label=name)
-    axes.set_xlabel("tokens per pass", color=INK)
-    axes.set_ylabel("word error rate, %", color=INK)
-    axes.set_xlim(left=0)
+    finish(axes, "tokens per pass")
     axes.set_ylim(bottom=0)
-    axes.grid(color="#e1e0d9", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     figure.savefig(path, dpi=125)

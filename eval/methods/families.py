@@ -42,6 +42,12 @@ class Family:
         return f"{self.title} ({', '.join(words)})" if words else self.title
 
     @property
+    def fixed(self) -> bool:
+        """Whether these are the fixed sizes that others are compared with: CAR-k by the decoder of
+        the comparison."""
+        return self.method == "car" and not self.decoder
+
+    @property
     def style(self) -> Style:
         """Drawing style; families that differ only by their sampling look alike."""
         return class_of(self.method).style.of_candidates(self.num_candidates)

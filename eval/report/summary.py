@@ -155,7 +155,7 @@ def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
     others; of each, the one at equal tokens per pass first. Of several policies, the first of those
     with most candidates is taken, whatever its errors."""
     families = families_of(measured)
-    fixed = [family for family in families if family.method == "car" and not family.decoder]
+    fixed = [family for family in families if family.fixed]
     samplings = [family.sampling for family in fixed]
     policies = [f for f in families if f.method == "dcar" and f.sampling in samplings]
     if not policies:

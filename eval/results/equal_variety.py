@@ -31,8 +31,9 @@ def equal_variety(
     A comparison without rows around the policy's has no test, and one without a second rendering
     no variety."""
     speeds = speeds_of(rows, axis)
-    fixed = [r for r in rows if _method(r) == "car" and r.method in speeds and not _other(r)]
-    policies = [r for r in rows if _method(r) == "dcar" and r.method in speeds]
+    families = [(r, r.family) for r in rows if r.family and r.method in speeds]
+    fixed = [row for row, family in families if family.fixed]
+    policies = [row for row, family in families if family.method == "dcar"]
     return [
         _compare(row, fixed, speeds, counts, axis, resamples) for row in policies if len(fixed) > 1
     ]
@@ -130,15 +131,6 @@ def _lack(of: EqualVariety) -> str:
         f"No fixed sizes of the variety and speed of {of.method} were compared: to compare at "
         "equal variety, add sizes around it at other temperatures, such as car-8@t0.7."
     )
-
-
-def _method(row: Row) -> str:
-    return str((row.spec or {}).get("method", ""))
-
-
-def _other(row: Row) -> bool:
-    """Return whether a row decodes with another decoder."""
-    return "decoder" in (row.spec or {})
 
 
 def _size(row: Row) -> int:

@@ -174,7 +174,7 @@ def _baselines(row: Row, spoken: Sequence[Row]) -> dict[str, Row | None]:
     own, sampling = split_sampling(row.spec or {})
     alike = [r for r in spoken if split_sampling(r.spec or {})[1] == sampling]
     by_name = [((r.spec or {})["method"], r) for r in alike]
-    fixed = [r for name, r in by_name if name == "car" and "decoder" not in (r.spec or {})]
+    fixed = [r for r in alike if r.family and r.family.fixed]
     follows_policy = has_setting(class_of(own["method"]), "policy")
     return {
         "far": _find(alike, FAR),

@@ -535,8 +535,8 @@ def test_range_prior_is_where_a_new_policy_starts(tmp_path):
 def test_two_processes_learn_what_one_learns(tmp_path):
     """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up
     to rounding. Conjugate gradients make so much of it that on some processors the second step
-    draws otherwise: there the first, whose weights differ by 2 % at most there, and by 300 % if
-    every process takes the curvature of its own rollouts."""
+    draws otherwise, so theirs is the first: its weights differ by up to 2 %, and by 300 % if every
+    process takes the curvature of its own rollouts."""
     optimizers = {
         "adam": (
             {

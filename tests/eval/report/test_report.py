@@ -210,7 +210,7 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
     assert not verdict(with_first(result, pairs=others, rows=without))
 
 
-def test_fixed_sizes_of_another_decoder_are_told_of_apart(result):
+def test_fixed_sizes_of_another_decoder_stand_apart(result):
     other = made_row("car-12:big@t0.5", 0.047, tokens_per_pass=11.57)
     said = verdict(with_first(result, rows=[*result.first.rows, other]))
     assert said == [

@@ -138,8 +138,8 @@ def run_pipeline(
                     continue
                 if not same and job.checkpoints and job.checkpoints.exists():
                     set_aside(job.checkpoints)
-                note = f"  (messages: {out / job.name}.log)" if begun else ""
-                print(f"{title} -> {job.output}{note}\n{shlex.join(job.command)}", flush=True)
+                note = f"  # messages: {out / job.name}.log" if begun else ""
+                print(f"{title}: {shlex.join(job.command)}{note}", flush=True)
                 begun[job.name] = {"fingerprint": fingerprint, "command": job.command}
                 write_json(records / f"{job.name}.json", begun[job.name])
             first += len(group)

@@ -60,18 +60,20 @@ def page(result: Result, folder: Path, curves: Sequence[Section] = ()) -> tuple[
     sections = [*_tables(result), *folded_sections(result, folder), *curves]
     sections.append(Section("What this experiment can and cannot show", notes(result)))
     shared = replace(result, comparisons=[])  # those are in their own sections
+    head = summary(result, folder)
     text = (
         templates("eval.report", autoescape=True)
         .get_template("page.html")
         .render(
             result=result,
-            summary=summary(result, folder),
+            summary=head,
             listen=listening(result, folder),
             sections=sections,
             details=to_json(shared, indent=1),
         )
     )
-    return text.lstrip(), list(tables_of(sections))
+    tests = [of.tests for of in head.verdict if of.tests]
+    return text.lstrip(), [*tests, *tables_of(sections)]
 
 
 def _row_class(row: Row) -> str:

@@ -4,16 +4,31 @@ report; caveats; and commands to try next."""
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.methods.families import short_name
-from eval.report.blocks import Picture, file_uri
-from eval.report.table import CONVENTION, corpus_kind, nearest_rows, number, short_table
-from eval.results.equal_variety import missing, variety_of, variety_sentence
-from eval.results.pareto import AXES, difference, families_of, front_rows, points, speed_axis
+from eval.report.blocks import Cell, Picture, Table, file_uri
+from eval.report.table import (
+    aligned,
+    corpus_kind,
+    difference_cells,
+    nearest_rows,
+    number,
+    percent,
+    short_table,
+)
+from eval.results.equal_variety import missing, variety_of
+from eval.results.pareto import (
+    AXES,
+    families_of,
+    front_rows,
+    points,
+    speed_axis,
+    speed_range,
+)
 from eval.results.training import SHIPPED
-from eval.results.types import Measured, Pair, Result, Row
+from eval.results.types import EqualVariety, Measured, Pair, Result, Row
 
 CAPTION = (
     "One line per family of methods, through its settings; bars: 95 % intervals. Lower and further "
@@ -31,14 +46,29 @@ NAMES = {
     "score",
     "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
+TESTED = ["difference", "at equal", "fixed %", "points", "95 % interval", "p", "detectable"]
+TESTED_NAME = 22  # characters of its first column in the terminal, at most
+CLOCK = (
+    "RTF: seconds of computing per second of speech, batch 1, median; × FAR: RTF of FAR / RTF of "
+    "the method"
+)
 NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses among"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison says on its policies: sentences, and what they gain over fixed sizes that
+    are as fast or as varied, as a table."""
+
+    sentences: list[str]
+    tests: Table | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
     """Head of the page, above its first table."""
 
-    verdict: list[str]
+    verdict: list[Verdict]
     best: str
     names: str
     chance: str
@@ -71,31 +101,64 @@ def summary(result: Result, folder: Path) -> Summary:
     )
 
 
-def verdict(result: Result) -> list[str]:
+def verdict(result: Result) -> list[Verdict]:
     """State for each set of texts what the policies gain over the best fixed size, and what other
     decoders do without one; then compare DCAR with CAR-k at equal tokens per pass and at equal
     time, and the policies with fixed sizes of the same variety, or else with those of each further
-    sampling. No sentence if one of the two was not compared; a part of a set of texts has sentences
-    on what its whole does not compare. Last, what the first set lacks for equal variety."""
+    sampling. Nothing is said if one of the two was not compared; a part of a set of texts says what
+    its whole does not compare. Last, what the first set lacks for equal variety."""
     said: set[tuple[str, str, str]] = set()
-    sentences = list[str]()
+    verdicts = []
     for measured in result.comparisons:
-        if measured.whole:
-            sentences += plain(measured)
+        rows: list[list[str]] = []
+        names = {
+            row.method: f"{row.family.label} {row.setting}".rstrip()
+            for row in measured.spoken
+            if row.family
+        }
         varied = any(of.test for of in measured.equal_variety)
         for pairs in list(_policy_pairs(measured))[: 1 if varied else None]:
-            a, b = pairs[0].a.label, pairs[0].b.label
-            if (measured.texts, a, b) not in said:
-                said.add((measured.texts, a, b))
-                differences = "; ".join(map(difference, pairs))
-                sentences.append(f"{measured.title.capitalize()}, {a} − {b}: {differences}.")
+            key = (measured.texts, pairs[0].a.label, pairs[0].b.label)
+            if key not in said:
+                said.add(key)
+                rows += map(_pair_row, pairs)
         for of in measured.equal_variety:
             if of.test and (measured.texts, of.axis, of.method) not in said:
                 said.add((measured.texts, of.axis, of.method))
-                sentences.append(f"{measured.title.capitalize()}: {variety_sentence(of)}")
-    first = result.first
-    lacking = [o for o in first.equal_variety if (first.texts, o.axis, o.method) not in said]
-    return [*sentences, *missing(lacking)]
+                rows.append(_variety_row(of, names[of.method]))
+        tests = Table(f"{measured.title.capitalize()}: policies − fixed sizes", TESTED, rows)
+        sentences = plain(measured) if measured.whole else []
+        verdicts.append(Verdict(sentences, tests if rows else None))
+    varieties = result.first.equal_variety
+    compared = {of.method for of in varieties if of.test}
+    verdicts[0].sentences.extend(missing(of for of in varieties if of.method not in compared))
+    return verdicts
+
+
+def _pair_row(pair: Pair) -> list[str]:
+    """Return a policy and fixed sizes at equal speed, averaged over the speeds that both reach."""
+    axis = AXES[pair.axis]
+    name = f"{pair.a.label} − {pair.b.label}"
+    if pair.shared is None or pair.average is None:
+        return [name, f"{axis.quantity} (none)", *["–"] * (len(TESTED) - 2)]
+    low, high = pair.shared
+    return [
+        name,
+        f"{axis.quantity} ({speed_range(pair.shared)}{axis.unit})",
+        percent(pair.wer_b if low == high else None, 1),
+        *difference_cells(pair.average),
+    ]
+
+
+def _variety_row(of: EqualVariety, name: str) -> list[str]:
+    """Return a policy and fixed sizes of the same variety and speed."""
+    assert of.test is not None
+    return [
+        f"{name} − CAR-k",
+        f"{AXES[of.axis].short}, variety ({number(of.variety, 3)})",
+        percent(of.wer_fixed, 1),
+        *difference_cells(of.test),
+    ]
 
 
 def plain(measured: Measured) -> list[str]:
@@ -168,52 +231,46 @@ def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
 
 
 def terminal_text(result: Result, folder: Path) -> str:
-    """Return the last output of `dcar compare`, in lines of at most WIDTH columns: a table for
-    each comparison, the verdict, commands to try next."""
+    """Return the last output of `dcar compare`, in lines of at most WIDTH columns: for each
+    comparison a table and what it says, then commands to try next."""
     first = result.first
     axis = speed_axis(first.spoken) or "tokens_per_pass"
-    conclusion = verdict(result) or [best_sentence(first.spoken, axis)]
+    verdicts = verdict(result)
+    lines = list[str]()
+    for measured, of in zip(result.comparisons, verdicts, strict=True):
+        if len(result.comparisons) > 1:
+            lines.append(f"{measured.title.capitalize()}:")
+        lines += [*short_table(nearest_rows(result, measured)), ""]
+        for sentence in of.sentences:
+            lines += textwrap.wrap(sentence, WIDTH)
+        if of.tests:
+            rows = [[_clipped(row[0]), *row[1:]] for row in of.tests.rows]
+            lines += ["", *aligned(replace(of.tests, rows=rows))]
+        lines += [""] * bool(of.sentences or of.tests)
+    if not any(of.tests for of in verdicts):
+        lines += [*textwrap.wrap(f"{best_sentence(first.spoken, axis)} {chance(first)}", WIDTH), ""]
     threads = f"{result.threads} torch thread" + ("s" if result.threads > 1 else "")
-    clock = f"Measured on: {result.device}, {threads}."
-    paragraphs = [
-        *conclusion,
-        chance(first),
-        unsteady_times(first.spoken, axis),
-        f"{CONVENTION} {clock}",
-    ]
+    for said in (unsteady_times(first.spoken, axis), f"{CLOCK} ({result.device}, {threads})."):
+        lines += textwrap.wrap(said, WIDTH)
     seeds = [*result.seeds, max(result.seeds) + 1]
     more = f"seeds=[{','.join(map(str, seeds))}]"
     if result.config["limit"] == first.utterances:
         more = f"limit={3 * first.utterances}"
     config_file, mine = (shlex.quote(str(p)) for p in (folder / "config.yaml", f"{folder}_mine"))
-    tries = [
-        (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "report with audio"),
-        (
-            f"dcar compare --config {config_file} {more}",
-            "continue, more data",
-        ),
-        (
-            f"dcar compare --config {config_file} texts=[my.txt] out={mine}",
-            "texts of your own",
-        ),
-    ]
-    tables = []
-    for measured in result.comparisons:
-        title = f"{measured.title.capitalize()}:"
-        tables += [
-            *([title] if len(result.comparisons) > 1 else []),
-            *short_table(nearest_rows(result, measured)),
-            "",
+    return "\n".join(
+        [
+            *lines,
+            f"Everything: {folder / 'compare.txt'}; with audio: {folder / 'report.html'}",
+            f"More data: dcar compare --config {config_file} {more}",
+            f"Your texts: dcar compare --config {config_file} texts=[my.txt] out={mine}",
         ]
-    lines = [
-        *tables,
-        *(line for p in filter(None, paragraphs) for line in (*textwrap.wrap(p, WIDTH), "")),
-        f"Full table: {folder / 'compare.txt'}",
-        "",
-        "Try next:",
-        *(f"  # {why}\n  {command}" for command, why in tries),
-    ]
-    return "\n".join(lines)
+    )
+
+
+def _clipped(cell: str | Cell) -> str:
+    """Return a name that leaves the columns of TESTED within WIDTH."""
+    name = str(cell)
+    return name if len(name) <= TESTED_NAME else f"{name[: TESTED_NAME - 1]}…"
 
 
 def chance(measured: Measured) -> str:

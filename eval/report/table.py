@@ -8,7 +8,8 @@ from dcar.text.bootstrap import Interval
 from eval.methods.families import short_name
 from eval.report.blocks import Table
 from eval.results.equal_variety import variety_sentences
-from eval.results.pareto import sentence
+from eval.results.pareto import sentence, signed_points
+from eval.results.stats import PairedTest
 from eval.results.types import Bins, Measured, Pair, Result, Row
 
 Column = tuple[str, Callable[[Row], str]]
@@ -42,6 +43,19 @@ def interval(of: Interval | None, digits: int = 2, scale: float = 100) -> str:
     """Return the two ends of an interval."""
     ends = of and of.ends
     return "–".join(number(scale * end, digits) for end in ends) if ends else "–"
+
+
+def difference_cells(test: PairedTest) -> list[str]:
+    """Return a difference as cells: points, interval, p, and what would have been detected if it
+    could be chance."""
+    chance = test.detectable if test.by_chance else None
+    ends = [signed_points(end) for end in test.ends or ()]
+    return [
+        signed_points(test.difference),
+        " to ".join(ends) or "–",
+        _p(test.p_value),
+        percent(chance, 1),
+    ]
 
 
 def _column(

@@ -26,10 +26,12 @@ SAME_SPEED = 0.03
 
 @dataclass(frozen=True)
 class Axis:
-    """Speed that methods are compared at. quantity: what is equal; unit: after its number; label:
-    of a plot; of: returns it for a row, None if it was not measured."""
+    """Speed that methods are compared at. quantity: what is equal; short: the same in one word;
+    unit: after its number; label: of a plot; of: returns it for a row, None if it was not
+    measured."""
 
     quantity: str
+    short: str
     unit: str
     label: str
     of: Callable[[Row], float | None]
@@ -40,10 +42,13 @@ def _speedup_over(baseline: str) -> Callable[[Row], float | None]:
 
 
 AXES = {
-    "far": Axis("time", " × FAR", "× FAR, end to end (batch 1)", _speedup_over("far")),
-    "car1": Axis("time", " × CAR-1", "× CAR-1, end to end (batch 1)", _speedup_over("car1")),
+    "far": Axis("time", "time", " × FAR", "× FAR, end to end (batch 1)", _speedup_over("far")),
+    "car1": Axis(
+        "time", "time", " × CAR-1", "× CAR-1, end to end (batch 1)", _speedup_over("car1")
+    ),
     "tokens_per_pass": Axis(
         "tokens per pass",
+        "tokens",
         "",
         "tokens per forward pass of the decoder",
         lambda row: row.tokens_per_pass,
@@ -197,17 +202,6 @@ def sentence(pair: Pair) -> str:
     )
 
 
-def difference(pair: Pair) -> str:
-    """Return the difference of two families at equal speed in a few words, averaged over the speeds
-    that both reach."""
-    axis = AXES[pair.axis]
-    if pair.shared is None or pair.average is None:
-        return f"no {axis.quantity} in common"
-    return (
-        f"{points(pair.average)} at equal {axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
-    )
-
-
 def speed_range(ends: Sequence[float]) -> str:
     """Return a range as text: 1.30–2.05, or one number."""
     low, high = (f"{end:.2f}" for end in ends)
@@ -217,10 +211,7 @@ def speed_range(ends: Sequence[float]) -> str:
 def points(test: PairedTest) -> str:
     """Return a difference in words: points, interval, p, and what would have been detected if it
     could be chance."""
-    difference, *ends = (
-        f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
-        for v in (test.difference, *(test.ends or ()))
-    )
+    difference, *ends = map(signed_points, (test.difference, *(test.ends or ())))
     if not ends or test.p_value is None:
         return f"{difference} points (too few utterances for an interval)"
     low, high = ends
@@ -231,3 +222,8 @@ def points(test: PairedTest) -> str:
             f"; could be chance, a true difference of {100 * test.detectable:.1f} would be detected"
         )
     return f"{difference} points (95 % interval {low} to {high}, {p}{chance})"
+
+
+def signed_points(difference: float) -> str:
+    """Return a difference of rates in points, with its sign."""
+    return f"{round(100 * difference, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0

@@ -75,7 +75,7 @@ def test_every_job_runs_once_and_is_recorded(chain, capsys):
     assert chain.counts == "1111" and chain.finished == "abcd"
     assert chain.path("d").read_text() == "once!!!" and chain.path("c").exists()
     shown = capsys.readouterr().out
-    assert "== 1/4 a -> " in shown and f"messages: {chain.out / 'c.log'}" in shown
+    assert "== 1/4 a: python -m " in shown and f"messages: {chain.out / 'c.log'}" in shown
     chain.run()
     assert chain.counts == "1111" and capsys.readouterr().out.count(": finished 20") == 4
 

@@ -29,15 +29,15 @@ from eval.report.page import write_report
 from eval.report.plots import PLOTS, draw_plots, read_log, series
 from eval.report.sections import matrix
 from eval.report.summary import (
+    Verdict,
     best_sentence,
     names_sentence,
     terminal_text,
     unsteady_times,
     verdict,
 )
-from eval.report.table import column_groups, main_columns, rival_sentences
-from eval.results.equal_variety import variety_sentence
-from eval.results.pareto import difference, points
+from eval.report.table import column_groups, difference_cells, main_columns, rival_sentences
+from eval.results.pareto import points
 from eval.results.stats import PairedTest
 from eval.results.types import (
     FORMAT_VERSION,
@@ -182,10 +182,11 @@ def test_best_at_which_speed():
 
 
 def test_the_verdict_says_method_minus_baseline(folder, result, parse):
-    gain, *said = verdict(result)
+    (said,) = verdict(result)
     rows = {row.method: row for row in result.first.spoken}
     best = rows["dcar"].tests["best_car"]
     ours, fixed = rows["dcar"], rows[best.baseline]
+    (gain,) = said.sentences
     assert gain == (
         f"Sentences: dcar makes {100 * ours.wer.value:.1f} % errors, the best fixed size, "
         f"{best.baseline}, {100 * fixed.wer.value:.1f} %: {points(best)}, with "
@@ -193,37 +194,57 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
         f"{100 * abs(1 - ours.speed.rtf / fixed.speed.rtf):.0f} % "
         f"{'less' if ours.speed.rtf < fixed.speed.rtf else 'more'} time."
     )
+    tokens, times = policy_pairs(result)
+    for pair, (name, where, _, *cells) in zip((tokens, times), said.tests.rows, strict=True):
+        assert name == "DCAR − CAR-k"
+        assert where.startswith(
+            {"far": "time (", "tokens_per_pass": "tokens per pass ("}[pair.axis]
+        )
+        assert cells == (difference_cells(pair.average) if pair.shared else ["–"] * 4)
+    assert tokens.shared is None or tokens.test.difference == pytest.approx(
+        tokens.wer_a - tokens.wer_b
+    )
+    page, text = parse(write_report(folder)).text, terminal_text(result, folder)
+    assert gain in page and gain in " ".join(text.split())
+    assert all(cell in page and cell in text for row in said.tests.rows for cell in row)
+    others = [p for p in result.first.pairs if "dcar" not in (p.a.method, p.b.method)]
+    without = with_first(
+        result, pairs=others, rows=[row for row in result.first.rows if row.method != "dcar"]
+    )
+    assert verdict(without) == [Verdict([])] and "Fewest errors: " in terminal_text(without, folder)
+
+
+def test_a_difference_in_cells():
+    sure = PairedTest(-0.031, [-0.0438, -0.0202], 0.0004, 0.017)
+    assert difference_cells(sure) == ["−3.1", "−4.4 to −2.0", "<0.001", "–"]
+    chance = PairedTest(0.0004, [-0.01, 0.0104], 0.9, 0.015)
+    assert difference_cells(chance) == ["+0.0", "−1.0 to +1.0", "0.900", "1.5"]
+    assert difference_cells(PairedTest(0.02, None, None, None)) == ["+2.0", "–", "–", "–"]
+
+
+def policy_pairs(result: Result) -> list[Pair]:
+    """Return the pairs of DCAR and CAR-k, the one at equal tokens per pass first."""
     pairs = {
         pair.axis: pair
         for pair in result.first.pairs
         if (pair.a.label, pair.b.label) == ("DCAR", "CAR-k")
     }
-    times, tokens = pairs["far"], pairs["tokens_per_pass"]
-    assert said == [f"Sentences, DCAR − CAR-k: {difference(tokens)}; {difference(times)}."]
-    assert tokens.shared is None or tokens.test.difference == pytest.approx(
-        tokens.wer_a - tokens.wer_b
-    )
-    page, text = parse(write_report(folder)).text, terminal_text(result, folder)
-    assert all(s in page and s in " ".join(text.split()) for s in [gain, *said])
-    others = [p for p in result.first.pairs if "dcar" not in (p.a.method, p.b.method)]
-    without = [row for row in result.first.rows if row.method != "dcar"]
-    assert not verdict(with_first(result, pairs=others, rows=without))
+    return [pairs["tokens_per_pass"], pairs["far"]]
 
 
 def test_fixed_sizes_of_another_decoder_stand_apart(result):
     other = made_row("car-12:big@t0.5", 0.047, tokens_per_pass=11.57)
-    said = verdict(with_first(result, rows=[*result.first.rows, other]))
-    assert said == [
-        verdict(result)[0],
+    more = with_first(result, rows=[*result.first.rows, other])
+    (said,) = verdict(more)
+    assert said.sentences == [
+        *verdict(result)[0].sentences,
         "Without a policy, by another decoder: car-12:big@t0.5 makes 4.7 % (11.57 tokens per pass).",
-        *verdict(result)[1:],
     ]
-    assert "car-k:big decodes with another decoder, big" in names_sentence(
-        with_first(result, rows=[*result.first.rows, other])
-    )
+    assert said.tests == verdict(result)[0].tests
+    assert "car-k:big decodes with another decoder, big" in names_sentence(more)
     pair = result.first.pairs[0]
     alone = replace(pair, b=other.family, a=family_of(mapping_of("dcar")))
-    assert verdict(with_first(result, pairs=[alone])) == verdict(result)[:1]
+    assert verdict(with_first(result, pairs=[alone]))[0].tests is None
 
 
 def with_first(result: Result, **changes) -> Result:
@@ -231,23 +252,30 @@ def with_first(result: Result, **changes) -> Result:
     return replace(result, comparisons=[replace(result.first, **changes)])
 
 
-def test_the_verdict_has_a_sentence_for_each_temperature_of_fixed_sizes(result):
-    pairs = [
-        pair for pair in result.first.pairs if (pair.a.label, pair.b.label) == ("DCAR", "CAR-k")
-    ]
+def test_the_verdict_has_rows_for_each_temperature_of_fixed_sizes(result):
+    def tested(of: Result) -> list[list[list[str]]]:
+        return [v.tests.rows if v.tests else [] for v in verdict(of)]
+
+    pairs = policy_pairs(result)
     cool = [replace(pair, b=replace(pair.b, sampling="T 0.5")) for pair in pairs]
-    gain, *said = verdict(with_first(result, pairs=[*cool, *result.first.pairs]))
-    assert [gain, *said[:1]] == verdict(result) and len(said) == 2
-    assert said[1] == said[0].replace("CAR-k:", "CAR-k (T 0.5):")
+    ((*own, first, second),) = tested(with_first(result, pairs=[*cool, *result.first.pairs]))
+    assert [own] == tested(result)
+    for cooler, row in zip((first, second), own, strict=True):
+        assert cooler == [row[0].replace("CAR-k", "CAR-k (T 0.5)"), *row[1:]]
     # a part of the texts says what the whole does not
     part = replace(result.first, title="6 of the sentences", limit=6, pairs=[*cool, *pairs])
-    both = verdict(replace(result, comparisons=[result.first, part]))
-    assert both == [gain, said[0], said[1].replace("Sentences", "6 of the sentences")]
+    both = replace(result, comparisons=[result.first, part])
+    assert tested(both) == [own, [first, second]] and not verdict(both)[1].sentences
     # fixed sizes of the same variety take the place of those of further samplings
     test = PairedTest(-0.01, [-0.02, -0.001], 0.01, 0.01)
     of = EqualVariety("tokens_per_pass", "dcar", 7.1, 0.1, 0.05, {"car-4": 1.0}, 0.06, test)
-    varied = verdict(with_first(result, pairs=[*cool, *pairs], equal_variety=[of]))
-    assert varied == [gain, said[0], f"Sentences: {variety_sentence(of)}"]
+    lacking = replace(of, axis="far", test=None)
+    varied = with_first(result, pairs=[*cool, *pairs], equal_variety=[of, lacking])
+    row = ["DCAR − CAR-k", "tokens, variety (0.100)", "6.0", *difference_cells(test)]
+    assert tested(varied) == [[*own, row]]
+    assert verdict(varied)[0].sentences == verdict(result)[0].sentences
+    # nothing of the same variety at any speed
+    assert "add sizes" in verdict(with_first(result, equal_variety=[lacking]))[0].sentences[-1]
 
 
 def test_a_terminal_of_a_hundred_columns_shows_it_all(result):

@@ -52,7 +52,7 @@ from eval.compare.config import CompareConfig
 from eval.compare.processes import start
 from eval.compare.run import run as compare
 from eval.compare.tools import Tools, load_tools
-from eval.results.pareto import sentence
+from eval.report.table import aligned, pairs_table
 from eval.results.stats import PairedTest
 from eval.results.types import STRICT, Pair, Record, Row, ScorerInfo, read_records, to_json
 from eval.verifiers.pcg import GroupVerifier, similar_codes
@@ -300,7 +300,7 @@ def table(result: SwapResult) -> str:
             f"{row.method:18} {left} | {_number(row.tokens_per_pass, '8.2f')} "
             f"{100 * row.itself.wer:6.1f} {_number(row.itself.similarity, '.3f'):>6}"
         )
-    return "\n".join([*lines, *map(sentence, result.pairs)])
+    return "\n".join([*lines, *aligned(pairs_table("", result.pairs))])
 
 
 def _number(value: float | None, form: str) -> str:

@@ -12,23 +12,26 @@ from eval.report.table import (
     lively_columns,
     lively_rows,
     main_columns,
+    pairs_table,
     pass_columns,
-    rival_sentences,
+    rivals,
     table_of,
+    variety_table,
 )
-from eval.results.equal_variety import variety_sentences
-from eval.results.pareto import AXES, families_of, front_rows, sentence, speed_axis
+from eval.results.equal_variety import missing
+from eval.results.pareto import AXES, families_of, front_rows, speed_axis
 from eval.results.types import Bins, Measured, Pair, Result, Row
 
 SPEED_NOTE = (
-    "A family is interpolated linearly between its measured settings. Two families are compared in "
-    "the middle of the range of speeds that both reach, and on average over this range. Intervals "
-    "and p: paired bootstrap over utterances, with the speeds as measured."
+    "A family is interpolated linearly between its measured settings. Two families are compared on "
+    "average over the speeds that both reach. Intervals and p: paired bootstrap over utterances, "
+    "with the speeds as measured; detectable: a true difference that would be found four times of "
+    "five, where this one could be chance."
 )
 MATRIX_NOTE = (
     "Percentage points of errors, row minus column, averaged over the shared speeds. Blue: the row "
     "makes fewer errors; red: it makes more; bold: p < 0.05 (expected by chance for one pair in "
-    "twenty). ·: no shared speed. Intervals are in the sentences above and in the tooltips."
+    "twenty). ·: no shared speed. Intervals are in the tables and in the tooltips."
 )
 
 
@@ -51,7 +54,7 @@ def folded_sections(result: Result, folder: Path) -> list[Section]:
             lively_columns(first.spoken),
             lively_rows(first),
             "Fewer errors at a low temperature come with less variety: choose by both figures.",
-            variety_sentences(first.equal_variety),
+            *equal_variety_blocks(first, "At equal variety"),
         ),
     )
     return [section for section in sections if section]
@@ -67,12 +70,19 @@ def verifiers_section(measured: Measured, where: str) -> Section | None:
 
 
 def rows_section(
-    title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str | list[str]
+    title: str, columns: Sequence[Column], rows: Sequence[Row], *more: Any
 ) -> Section | None:
-    """Return a table of the columns that have values, with texts under it; nothing without rows."""
+    """Return a table of the columns that have values, with more blocks under it; nothing without
+    rows."""
     if not rows:
         return None
-    return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
+    return Section(title, [table_of(title, filled_columns(columns, rows), rows), *more])
+
+
+def equal_variety_blocks(measured: Measured, title: str) -> list[Any]:
+    """Return the table of policies and fixed sizes of the same variety, and what it lacks."""
+    table = variety_table(title, measured)
+    return [*([table] if table.rows else []), missing(measured.equal_variety)]
 
 
 def binned(title: str, bins: Bins | None, which: str) -> Section | None:
@@ -93,7 +103,8 @@ def comparison_section(measured: Measured) -> Section:
         title,
         [
             table_of(title, main_columns(rows), rows),
-            [*rival_sentences(measured.pairs), *variety_sentences(measured.equal_variety)],
+            pairs_table(f"{title}, at equal speed", rivals(measured.pairs)),
+            *equal_variety_blocks(measured, f"{title}, at equal variety"),
             *(categories.blocks if categories else ()),
         ],
     )
@@ -114,19 +125,21 @@ def chunk_section(measured: Measured, folder: Path) -> Section | None:
 
 
 def equal_speed_section(measured: Measured) -> Section | None:
-    """Return the comparison at equal speed: sentences against fixed chunks and the policy, all
-    pairs as a matrix, then in words."""
+    """Return the comparison at equal speed: differences from fixed chunks and the policy, all pairs
+    as a matrix, then with intervals."""
     if not measured.pairs:
         return None
-    blocks: list[Any] = [SPEED_NOTE, rival_sentences(measured.pairs)]
+    blocks: list[Any] = [
+        SPEED_NOTE,
+        pairs_table("Fixed sizes and policies at equal speed", rivals(measured.pairs)),
+    ]
     for axis in dict.fromkeys(pair.axis for pair in measured.pairs):
         chosen = [pair for pair in measured.pairs if pair.axis == axis]
         title = f"At equal {AXES[axis].quantity}"
         blocks += [
             matrix(title, chosen, [family.label for family in families_of(measured)]),
             Folded(
-                f"All {len(chosen)} pairs {title[0].lower()}{title[1:]}",
-                [[sentence(pair) for pair in chosen]],
+                every := f"All {len(chosen)} pairs {title.lower()}", [pairs_table(every, chosen)]
             ),
         ]
     return Section("Comparison at equal speed", [*blocks, MATRIX_NOTE])
@@ -151,7 +164,7 @@ def _difference(by_sides: dict[tuple[str, str], Pair], row: str, column: str) ->
         pair, sign = by_sides[row, column], 1
     else:
         pair, sign = by_sides[column, row], -1
-    test = pair.average
+    test = pair.test
     if pair.shared is None or test is None:
         return Cell("·", "none", "no shared speed")
     points = 100 * sign * test.difference

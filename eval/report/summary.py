@@ -10,25 +10,19 @@ from pathlib import Path
 from eval.methods.families import short_name
 from eval.report.blocks import Cell, Picture, Table, file_uri
 from eval.report.table import (
+    TESTED,
     aligned,
     corpus_kind,
-    difference_cells,
     nearest_rows,
     number,
-    percent,
+    pair_row,
     short_table,
+    variety_row,
 )
 from eval.results.equal_variety import missing, variety_of
-from eval.results.pareto import (
-    AXES,
-    families_of,
-    front_rows,
-    points,
-    speed_axis,
-    speed_range,
-)
+from eval.results.pareto import AXES, families_of, front_rows, points, speed_axis
 from eval.results.training import SHIPPED
-from eval.results.types import EqualVariety, Measured, Pair, Result, Row
+from eval.results.types import Measured, Pair, Result, Row
 
 CAPTION = (
     "One line per family of methods, through its settings; bars: 95 % intervals. Lower and further "
@@ -46,8 +40,7 @@ NAMES = {
     "score",
     "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
-TESTED = ["difference", "at equal", "fixed %", "points", "95 % interval", "p", "detectable"]
-TESTED_NAME = 22  # characters of its first column in the terminal, at most
+TESTED_NAME = 19  # characters of the first column of TESTED in the terminal, at most
 CLOCK = (
     "RTF: seconds of computing per second of speech, batch 1, median; × FAR: RTF of FAR / RTF of "
     "the method"
@@ -111,54 +104,21 @@ def verdict(result: Result) -> list[Verdict]:
     verdicts = []
     for measured in result.comparisons:
         rows: list[list[str]] = []
-        names = {
-            row.method: f"{row.family.label} {row.setting}".rstrip()
-            for row in measured.spoken
-            if row.family
-        }
         varied = any(of.test for of in measured.equal_variety)
         for pairs in list(_policy_pairs(measured))[: 1 if varied else None]:
             key = (measured.texts, pairs[0].a.label, pairs[0].b.label)
             if key not in said:
                 said.add(key)
-                rows += map(_pair_row, pairs)
+                rows += map(pair_row, pairs)
         for of in measured.equal_variety:
             if of.test and (measured.texts, of.axis, of.method) not in said:
                 said.add((measured.texts, of.axis, of.method))
-                rows.append(_variety_row(of, names[of.method]))
+                rows.append(variety_row(of, measured.rows))
         tests = Table(f"{measured.title.capitalize()}: policies − fixed sizes", TESTED, rows)
         sentences = plain(measured) if measured.whole else []
         verdicts.append(Verdict(sentences, tests if rows else None))
-    varieties = result.first.equal_variety
-    compared = {of.method for of in varieties if of.test}
-    verdicts[0].sentences.extend(missing(of for of in varieties if of.method not in compared))
+    verdicts[0].sentences.extend(missing(result.first.equal_variety))
     return verdicts
-
-
-def _pair_row(pair: Pair) -> list[str]:
-    """Return a policy and fixed sizes at equal speed, averaged over the speeds that both reach."""
-    axis = AXES[pair.axis]
-    name = f"{pair.a.label} − {pair.b.label}"
-    if pair.shared is None or pair.average is None:
-        return [name, f"{axis.quantity} (none)", *["–"] * (len(TESTED) - 2)]
-    low, high = pair.shared
-    return [
-        name,
-        f"{axis.quantity} ({speed_range(pair.shared)}{axis.unit})",
-        percent(pair.wer_b if low == high else None, 1),
-        *difference_cells(pair.average),
-    ]
-
-
-def _variety_row(of: EqualVariety, name: str) -> list[str]:
-    """Return a policy and fixed sizes of the same variety and speed."""
-    assert of.test is not None
-    return [
-        f"{name} − CAR-k",
-        f"{AXES[of.axis].short}, variety ({number(of.variety, 3)})",
-        percent(of.wer_fixed, 1),
-        *difference_cells(of.test),
-    ]
 
 
 def plain(measured: Measured) -> list[str]:

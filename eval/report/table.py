@@ -7,14 +7,15 @@ from dcar.sources.packages import templates
 from dcar.text.bootstrap import Interval
 from eval.methods.families import short_name
 from eval.report.blocks import Table
-from eval.results.equal_variety import variety_sentences
-from eval.results.pareto import sentence, signed_points
+from eval.results.equal_variety import missing
+from eval.results.pareto import AXES, signed_points, speed_range
 from eval.results.stats import PairedTest
-from eval.results.types import Bins, Measured, Pair, Result, Row
+from eval.results.types import Bins, EqualVariety, Measured, Pair, Result, Row
 
 Column = tuple[str, Callable[[Row], str]]
-# sentences compare every family with these; all pairs are in compare.json
+# every family is compared with these; all pairs are in the report
 RIVALS = {"car", "dcar"}
+TESTED = ["difference", "at equal", "baseline %", "points", "95 % interval", "p", "detectable"]
 CONVENTION = (
     "Differences are method − baseline; below 0, the method makes fewer errors. RTF: seconds "
     "of computing per second of speech, end to end (language model and vocoder), batch 1, median. "
@@ -347,14 +348,16 @@ def _lines_of(measured: Measured) -> list[str]:
     if measured.by_category:
         tables.append(binned_table(f"{error_rate(rows)} %", measured.by_category))
     lines = [line for table in tables for line in (*aligned(table), "")]
-    if sentences := rival_sentences(measured.pairs):
+    if pairs := rivals(measured.pairs):
         lines += [
             "At equal speed (linear between the settings of a family, paired bootstrap):",
-            *(f"- {s}" for s in sentences),
+            *aligned(pairs_table("", pairs)),
             "",
         ]
-    if sentences := variety_sentences(measured.equal_variety):
-        lines += ["At equal variety:", *(f"- {s}" for s in sentences), ""]
+    if (varied := variety_table("", measured)).rows:
+        lines += ["At equal variety:", *aligned(varied), ""]
+    if lacks := missing(measured.equal_variety):
+        lines += [*lacks, ""]
     return lines
 
 
@@ -376,17 +379,53 @@ def corpus_kind(result: Result) -> str:
     return result.corpus.get("corpus", {}).get("kind", "unknown")
 
 
-def rival_sentences(pairs: Sequence[Pair]) -> list[str]:
-    """Compare every family with fixed chunks and with the policy of the same sampling, at equal
-    measured time (else at equal tokens per pass), if both reach one."""
+def rivals(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs of every family with fixed chunks and with the policy of the same sampling,
+    at equal measured time (else at equal tokens per pass), if both reach one."""
     return [
-        sentence(pair)
+        pair
         for pair in pairs
         if pair.axis == pairs[0].axis
         and pair.shared
         and pair.a.sampling == pair.b.sampling
         and {pair.a.method, pair.b.method} & RIVALS
     ]
+
+
+def pair_row(pair: Pair) -> list[str]:
+    """Return two families at equal speed, averaged over the speeds that both reach, under
+    TESTED."""
+    axis = AXES[pair.axis]
+    name = f"{pair.a.label} − {pair.b.label}"
+    if pair.shared is None or pair.test is None:
+        return [name, f"{axis.quantity} (none)", *["–"] * (len(TESTED) - 2)]
+    where = f"{axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
+    return [name, where, percent(pair.wer_b, 1), *difference_cells(pair.test)]
+
+
+def variety_row(of: EqualVariety, rows: Sequence[Row]) -> list[str]:
+    """Return a policy and fixed sizes of the same variety and speed, under TESTED."""
+    assert of.test is not None
+    (row,) = [row for row in rows if row.method == of.method]
+    name = f"{row.family.label} {row.setting}".rstrip() if row.family else of.method
+    where = f"{AXES[of.axis].short}, variety ({number(of.variety, 3)})"
+    return [f"{name} − CAR-k", where, percent(of.wer_fixed, 1), *difference_cells(of.test)]
+
+
+def pairs_table(title: str, pairs: Sequence[Pair]) -> Table:
+    """Return families at equal speed as a table."""
+    return Table(title, TESTED, list(map(pair_row, pairs)))
+
+
+def variety_table(title: str, measured: Measured) -> Table:
+    """Return policies and fixed sizes of the same variety and speed as a table, with the rows of
+    CAR-k that make up these fixed sizes."""
+    rows = [
+        [*variety_row(of, measured.rows), ", ".join(of.shares)]
+        for of in measured.equal_variety
+        if of.test
+    ]
+    return Table(title, [*TESTED, "between"], rows)
 
 
 def notes(result: Result) -> list[str]:

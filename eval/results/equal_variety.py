@@ -10,11 +10,11 @@ same paired bootstrap as all others. Varieties and speeds are taken as measured,
 extrapolated.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from dcar.text.bootstrap import RESAMPLES
-from eval.results.pareto import AXES, SAME_SPEED, points, speeds_of
+from eval.results.pareto import SAME_SPEED, speeds_of
 from eval.results.rows import Counts
 from eval.results.stats import paired_contrast
 from eval.results.types import EqualVariety, Row
@@ -97,28 +97,10 @@ def variety_of(row: Row) -> float | None:
     return row.variety.distance.value if row.variety and row.variety.distance else None
 
 
-def variety_sentences(found: Sequence[EqualVariety]) -> list[str]:
-    """Return the comparisons as sentences, and what the others lack."""
-    return [*(variety_sentence(of) for of in found if of.test), *missing(found)]
-
-
-def variety_sentence(of: EqualVariety) -> str:
-    """Return one comparison as a sentence."""
-    assert of.test is not None
-    assert of.variety is not None
-    assert of.wer_fixed is not None
-    axis = AXES[of.axis]
-    return (
-        f"At equal variety ({of.variety:.3f}) and {axis.quantity} ({of.at:.2f}{axis.unit}), "
-        f"{of.method} makes {100 * of.wer:.1f} % errors and fixed sizes "
-        f"{100 * of.wer_fixed:.1f} %: {points(of.test)}; interpolated between "
-        f"{', '.join(of.shares)}."
-    )
-
-
-def missing(found: Iterable[EqualVariety]) -> list[str]:
-    """Return what comparisons without a test lack, once each."""
-    return list(dict.fromkeys(_lack(of) for of in found if not of.test))
+def missing(found: Sequence[EqualVariety]) -> list[str]:
+    """Return what policies without a test at any speed lack, once each."""
+    compared = {of.method for of in found if of.test}
+    return list(dict.fromkeys(_lack(of) for of in found if of.method not in compared))
 
 
 def _lack(of: EqualVariety) -> str:

@@ -2,9 +2,9 @@
 
 Two methods at two speeds cannot be ranked unless one is better in both respects. A family is
 therefore read as a curve, WER against speed, linear between the settings that were measured, and
-two families are compared where both curves exist: in the middle of the shared range, and on average
-over it. Both are weighted sums of measured corpus rates, so their intervals come from the same
-paired bootstrap over utterances as all others. The speeds are taken as measured, those within
+two families are compared on average over the speeds that both curves reach. That is a weighted sum
+of measured corpus rates, so its interval comes from the same paired bootstrap over utterances as
+all others. The speeds are taken as measured, those within
 SAME_SPEED as equal; where curves are compared depends on speeds alone, never on the errors.
 """
 
@@ -146,15 +146,11 @@ def compare_curves(
     errors, words = ([counts[m][k] for m in methods] for k in (0, 1))
     rates = np.array([e.sum() / w.sum() for e, w in zip(errors, words, strict=True)])
 
-    def test(weights_a: np.ndarray, weights_b: np.ndarray) -> PairedTest:
-        return paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
-
-    pair.shared, pair.at = (low, high), (low + high) / 2
-    at_a, at_b = a.weights_at(pair.at), b.weights_at(pair.at)
-    pair.wer_a = float(at_a @ rates[: len(at_a)])
-    pair.wer_b = float(at_b @ rates[len(at_a) :])
-    pair.test = test(at_a, at_b)
-    pair.average = test(a.mean_weights(low, high), b.mean_weights(low, high))
+    of_a, of_b = a.mean_weights(low, high), b.mean_weights(low, high)
+    pair.shared = (low, high)
+    pair.wer_a = float(of_a @ rates[: len(of_a)])
+    pair.wer_b = float(of_b @ rates[len(of_a) :])
+    pair.test = paired_contrast(errors, words, [*of_a, *-of_b], resamples=resamples)
     return pair
 
 
@@ -181,25 +177,6 @@ def speed_axis(rows: Sequence[Row]) -> str | None:
 def families_of(measured: Measured) -> list[Family]:
     """Return the families that were compared, in their order."""
     return list(dict.fromkeys(f for pair in measured.pairs for f in (pair.b, pair.a)))
-
-
-def sentence(pair: Pair) -> str:
-    """Return the comparison as a sentence."""
-    a, b, axis = pair.a.label, pair.b.label, AXES[pair.axis]
-    if pair.shared is None or pair.test is None or pair.average is None:
-        ours, theirs = speed_range(pair.range_a), speed_range(pair.range_b)
-        return (
-            f"{a} ({ours}{axis.unit}) and {b} ({theirs}) have no {axis.quantity} in common, so "
-            "they cannot be compared."
-        )
-    low, high = pair.shared
-    where = "" if low == high else f", the middle of {speed_range([low, high])}"
-    average = f" Averaged over that range: {points(pair.average)}." if low < high else ""
-    return (
-        f"At equal {axis.quantity} ({pair.at:.2f}{axis.unit}{where}), {a} makes "
-        f"{100 * pair.wer_a:.1f} % errors and {b} {100 * pair.wer_b:.1f} %: "
-        f"{points(pair.test)}.{average}"
-    )
 
 
 def speed_range(ends: Sequence[float]) -> str:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
 """Methods of the rows that bound what a recogniser can measure."""
 RECORD_VERSION = 5
-FORMAT_VERSION = 7  # of compare.json
+FORMAT_VERSION = 8  # of compare.json
 STRICT: Any = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
@@ -223,7 +223,7 @@ class Row:
 @dataclass
 class Pair:
     """Two families at the same speed: a − b. axis: a key of `eval.results.pareto.AXES`; shared:
-    the speeds that both reach; test: at the middle of these; average: over them."""
+    the speeds that both reach, None without any; error rates and test: averages over these."""
 
     axis: str
     a: Family
@@ -231,11 +231,9 @@ class Pair:
     range_a: tuple[float, float]
     range_b: tuple[float, float]
     shared: tuple[float, float] | None = None
-    at: float = 0.0
     wer_a: float = 0.0
     wer_b: float = 0.0
     test: PairedTest | None = None
-    average: PairedTest | None = None
 
 
 @STRICT

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from compare_worker import made_row
+from compare_worker import made_measured, made_row
 
 from dcar.text.bootstrap import Interval
-from eval.results.equal_variety import equal_variety, shares_at, variety_sentences
+from eval.report.table import variety_table
+from eval.results.equal_variety import equal_variety, missing, shares_at
 from eval.results.pareto import speeds_of
 from eval.results.rows import Counts
 from eval.results.types import Row, Variety
@@ -56,11 +57,18 @@ def test_the_policy_meets_the_fixed_size_of_its_variety_and_speed():
     assert mean == pytest.approx({"variety": 0.045, "speed": 9.3})
     assert of.wer_fixed == pytest.approx(error(0.045, 9.3))
     assert of.test.difference == pytest.approx(0.1 - error(0.045, 9.3))
-    (said,) = variety_sentences([of])
-    assert said.startswith(
-        "At equal variety (0.045) and tokens per pass (9.30), dcar makes 10.0 % errors and "
-        "fixed sizes 15.8 %: −5.8 points (95 % interval −5.8 to −5.8, p = 0.005); interpolated "
-    )
+    (cells,) = variety_table("", made_measured(rows, equal_variety=[of])).rows
+    assert cells == [
+        "DCAR − CAR-k",
+        "tokens, variety (0.045)",
+        "15.8",
+        "−5.8",
+        "−5.8 to −5.8",
+        "0.005",
+        "–",
+        ", ".join(of.shares),
+    ]
+    assert not missing([of])
 
 
 def test_fixed_sizes_of_another_decoder_are_no_places():
@@ -96,14 +104,14 @@ def test_nothing_is_extrapolated(variety, speed):
     (of,) = equal_variety(rows, counts_of(rows), AXIS, resamples=200)
     assert of.test is None
     assert not of.shares
-    (said,) = variety_sentences([of])
+    (said,) = missing([of])
     assert said.startswith("No fixed sizes of the variety and speed of dcar were compared")
 
 
 def test_without_a_second_rendering_the_sentence_says_what_is_missing():
     rows = [row_of(row.method, None, row.tokens_per_pass, 0.1) for row in fixed_rows()]
     rows += [row_of("dcar", None, 9.0, 0.1), row_of("dcar@d1", None, 9.0, 0.1)]
-    said = list(variety_sentences(equal_variety(rows, counts_of(rows), AXIS, resamples=200)))
+    said = missing(equal_variety(rows, counts_of(rows), AXIS, resamples=200))
     assert len(said) == 1
     assert "give two seeds" in said[0]
 

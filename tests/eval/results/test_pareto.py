@@ -1,6 +1,5 @@
 """Pareto front by brute force; families at equal speed on curves whose difference is known."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +7,13 @@ import pytest
 from compare_worker import made_measured, made_row
 
 from eval.methods.families import Family
-from eval.report.table import rival_sentences
+from eval.report.table import pair_row, rivals
 from eval.results.pareto import (
     Curve,
     compare_curves,
     equal_speed,
     families_of,
     pareto_front,
-    sentence,
     speed_axis,
 )
 from eval.results.rows import Counts
@@ -89,14 +87,18 @@ def test_known_difference_at_equal_speed():
     )
     rates = {"ssd-0": 0.1, "ssd-1": 0.3, "car-1": 0.15, "car-2": 0.25}
     got = compare_curves("far", a, b, counts_of(rates), resamples=200)
-    assert (got.shared, got.at) == ((2.0, 3.0), 2.5)
-    assert got.wer_a == pytest.approx(0.25)  # 0.1 + 0.75 · 0.2
-    assert got.wer_b == pytest.approx(0.175)  # 0.15 + 0.25 · 0.1
+    assert got.shared == (2.0, 3.0)
+    assert got.wer_a == pytest.approx(0.25)  # from 0.2 to 0.3
+    assert got.wer_b == pytest.approx(0.175)  # from 0.15 to 0.2
     assert got.test.difference == pytest.approx(0.075)
     assert got.test.ends == pytest.approx([0.075, 0.075])
-    # a runs from 0.2 to 0.3 over the shared range, b from 0.15 to 0.2
-    assert got.average.difference == pytest.approx(0.25 - 0.175)
-    assert "+7.5 points (95 % interval +7.5 to +7.5" in sentence(got)
+    assert pair_row(got)[:5] == [
+        "ssd − car",
+        "time (2.00–3.00 × FAR)",
+        "17.5",
+        "+7.5",
+        "+7.5 to +7.5",
+    ]
 
 
 def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
@@ -107,16 +109,13 @@ def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
     counts = counts_of({"car-1": 0.5, "car-2": 0.3, "typical": 0.2, "sd": 0.4})
     axis = "tokens_per_pass"
     got = compare_curves(axis, line, point, counts, resamples=200)
-    assert got.test.difference == got.average.difference == pytest.approx(0.2)
-    assert "Averaged" not in sentence(got)
+    assert got.test.difference == pytest.approx(0.2)
+    assert pair_row(got)[1] == "tokens per pass (1.50)"
     apart = compare_curves(
         axis, line, Curve(Family("sd", "SD"), {"sd": 0.9}), counts, resamples=200
     )
     assert apart.shared is None
-    assert sentence(apart) == (
-        "CAR-k (1.00–2.00) and SD (0.90) have no tokens per pass in common, so they cannot "
-        "be compared."
-    )
+    assert pair_row(apart) == ["CAR-k − SD", "tokens per pass (none)", *["–"] * 5]
     # within what clocks can tell
     near = compare_curves(
         axis, line, Curve(Family("sd", "sd"), {"sd": 0.98}), counts, resamples=200
@@ -158,7 +157,7 @@ def test_contrast_of_two_is_the_paired_test():
     )
 
 
-def test_all_pairs_and_their_sentences():
+def test_all_pairs_and_those_that_matter():
     points = {
         "far": (1.0, 0.5),
         "car-1": (1.0, 0.4),
@@ -184,13 +183,12 @@ def test_all_pairs_and_their_sentences():
     assert [f.label for f in families_of(made_measured(rows, pairs=pairs))] == [
         *("FAR", "CAR-k", "DCAR", "SD")
     ]
-    said = rival_sentences(pairs)
-    assert len(said) == 2  # car against far, dcar against car; what shares no speed is left out
-    assert (
-        re.findall(r"DCAR|CAR-k|[+]?\d+\.\d+", said[1])[:6]
-        == "1.50 DCAR 30.0 CAR-k 30.0 +0.0".split()
-    )
-    assert rival_sentences([]) == []
+    # what shares no speed, or neither is a fixed size nor a policy, is left out
+    assert [pair_row(pair)[:4] for pair in rivals(pairs)] == [
+        ["CAR-k − FAR", "time (1.00 × FAR)", "50.0", "−10.0"],
+        ["DCAR − CAR-k", "time (1.50 × FAR)", "30.0", "+0.0"],
+    ]
+    assert rivals([]) == []
     untimed = [replace(row, speedups={}) for row in rows]
     assert speed_axis(untimed) is None
     assert equal_speed(untimed, {}, "far") == []

@@ -199,6 +199,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
                 sys.stdout.flush()
                 raise
             sys.stdout.flush()
+            end_process_group()
     except DCARError as error:
         if os.environ.get("DCAR_TRACEBACK"):
             raise
@@ -224,6 +225,14 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         )
         return FAILED
     return status if isinstance(status, int) else 0
+
+
+def end_process_group() -> None:
+    """End the process group of torch.distributed, if there is one: NCCL warns at the exit of a
+    program without this, and a thread of gloo may abort it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _stdout_is_closed() -> bool:

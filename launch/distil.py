@@ -413,8 +413,9 @@ CONFIG = DistilConfig
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"written to {run_claimed(run, load_config(CONFIG, arguments), resumes=True)}")
-    PartialState().destroy_process_group()  # without it one of its threads may abort the exit
+    out = run_claimed(run, load_config(CONFIG, arguments), resumes=True)
+    if PartialState().is_main_process:
+        print(f"written to {out}")
 
 
 if __name__ == "__main__":

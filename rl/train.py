@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from dcar.config import load_config
 from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_folder
@@ -115,7 +113,6 @@ def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
         config = load_config(CONFIG, arguments)
     with claimed(config.output_dir, resumes=True):
         run(config, **parts)
-    PartialState().destroy_process_group()  # without it NCCL warns at exit
 
 
 if __name__ == "__main__":

@@ -413,7 +413,5 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger(verbose).setLevel(logging.WARNING)
     config = load_config(CONFIG, arguments)
     result = run_claimed(run, config, resumes=True)
-    state = PartialState()
-    if state.is_main_process:
+    if PartialState().is_main_process:
         print(f"\n{terminal_text(result, Path(config.out))}")
-    state.destroy_process_group()

@@ -311,5 +311,6 @@ CONFIG = SwapConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run_claimed(run, load_config(CONFIG, arguments), resumes=True)))
-    PartialState().destroy_process_group()
+    result = run_claimed(run, load_config(CONFIG, arguments), resumes=True)
+    if PartialState().is_main_process:
+        print(table(result))

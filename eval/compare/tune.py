@@ -258,11 +258,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(CONFIG, arguments)
     search = run_claimed(tune, config, resumes=True)
-    state = PartialState()
-    if state.is_main_process:
+    if PartialState().is_main_process:
         print(table(search))
         print(f"\nwrote {config.out}/tuned.json")
-    state.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -342,7 +342,8 @@ def test_two_processes_write_what_one_writes(config, tmp_path):
     run(config)
     script = tmp_path / "main.py"
     script.write_text(
-        "import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])"
+        "import sys; from dcar.process import run_command; from launch import distil\n"
+        "distil.BLOCK = 4; sys.exit(run_command('distil', lambda: distil.main(sys.argv[1:])))"
     )
     two_processes(script, *arguments(config), "min_tokens=10", f"out={tmp_path / 'two'}")
     assert json.dumps(rows_of(tmp_path / "two")) == json.dumps(rows_of(config.out))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from tiny_decoders import tiny_decoder
 
 from dcar.methods import MethodSpec, Models
 from dcar.model.car import CARDecoder
+from dcar.process import end_process_group
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import Interval
@@ -294,5 +294,4 @@ if __name__ == "__main__":
     result = run(tiny_config(sys.argv[1], report=False), tiny_tools())
     # one write, so that the lines of two processes cannot mix
     os.write(1, f"processes {result.processes}\n".encode())
-    # without it a thread of the group may abort the exit
-    PartialState().destroy_process_group()
+    end_process_group()

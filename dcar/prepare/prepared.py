@@ -160,6 +160,14 @@ def assemble(
     language, missing = names_language(units), None
     if units is None:
         units = missing = _collected([file for files in shards.values() for file in files])
+        untrained = set(units.symbols) - set(_collected(shards.get("train", [])).symbols)
+        if untrained and shards.get("train"):
+            logger.warning(
+                "%s: no training text has the characters %s, so decoders will not learn to read "
+                "them",
+                out,
+                " ".join(sorted(untrained)),
+            )
     columns = features(
         made_by["vocab_size"],
         units.size,

@@ -83,6 +83,16 @@ def test_a_corpus_of_two_languages_has_their_characters(stream, tmp_path, caplog
     assert prepared_info(joined).units.name == units.name
 
 
+def test_characters_that_no_training_text_has_are_named(tmp_path, caplog):
+    manifest = write_mixed(tmp_path)
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    rows[-1] |= {"split": "dev", "text": f"{ENGLISH[0]} ẞç"}
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    toy_prepare(toy_settings(manifest, tmp_path / "out", corpus="jsonl", language="zh"))
+    (said,) = [r.getMessage() for r in caplog.records if "no training text" in r.getMessage()]
+    assert "the characters ç ẞ, so" in said
+
+
 def test_rows_in_a_language_that_is_not_read_are_bad(tmp_path):
     rows = [{"language": "zh"}, {"language": "klingonish"}, {"language": " "}, {"language": "en"}]
     rows = [row | {"split": "train"} for row in rows]

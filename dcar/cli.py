@@ -38,7 +38,10 @@ TASKS = {
             "dcar.train.chunk_scorer",
             "train a joint score of the tokens of a chunk, a feature for policies",
         ),
-        "profile": ("rl.profile", "measure the WER of CAR-1 … CAR-K and choose the guidance range"),
+        "profile": (
+            "eval.compare.profile",
+            "measure the WER of CAR-1 … CAR-K and choose the guidance range",
+        ),
         "train-policy": ("rl.train", "stage two: train a chunk policy with DCPO"),
         "train-recognizer": (
             "dcar.train.token_recognizer",

@@ -128,7 +128,7 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
     models = "car prepared vocoder/export"
     stage(
         "profile",
-        1,
+        processes,
         models,
         "dcar profile --config profile_paper {car} recognizer={reward_recognizer} device={device}",
     )

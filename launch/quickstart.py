@@ -200,10 +200,12 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "car data",
         "dcar profile --config profile_starter decoder={car} data={data} sizes=[2,3,4,5,6,7] "
         "temperature=1.0 top_k=0 seed={seed} out={profile}",
+        processes=config.processes,
     )
     # the sampling of the comparison; a third of the recipe's rollouts, because every one is
     # synthesised and transcribed
     papers = [
+        [profile],
         [
             job(
                 "dcpo_paper",
@@ -261,7 +263,6 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "dcar fit-verifiers --config verifiers_starter decoder={car} data={data} "
                 "temperature=1.0 top_k=0 limit=16 out={verifiers}",
             ),
-            *([profile] if config.paper else []),
         ],
         *(papers if config.paper else []),
         [

@@ -38,7 +38,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, check_reward_recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.text.wer import corpus_wer
 from dcar.train.batches import EpochLoader
@@ -74,7 +74,6 @@ from rl.transcription import (
     RolloutRecord,
     UnusedRecognizer,
     check_reads,
-    check_recognizer,
     synthesise,
     transcribe,
 )
@@ -231,7 +230,7 @@ class DCPOTrainer(ResilientTrainer):
         if not asks_recognizer(named):
             return
         truth.measure(self.vocoder, self.recognizer, args.process_index, args.world_size)
-        check_recognizer(self.recognizer.name, truth.corpus(), args.max_reward_wer)
+        check_reward_recognizer(self.recognizer.name, truth.corpus(), args.max_reward_wer)
         for name, reward in zip(named, self.reward_funcs, strict=True):
             if name == "wer":
                 reward.ground_truth = truth.rates()  # type: ignore[attr-defined]

@@ -9,7 +9,6 @@ errors on them is refused.
 import hashlib
 import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -245,28 +244,6 @@ def ground_truth_errors(
         transcribe(records, recognizer)
         errors |= {record.item.utterance_id: record.errors for record in records}
     return errors
-
-
-def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
-    """Raise RewardError if a recogniser transcribes the resynthesised recordings with a corpus
-    WER above `limit`: its transcripts of rollouts would be noise. NaN, if nothing was
-    transcribed, passes; failed rewards are counted elsewhere."""
-    if not wer > limit:
-        return
-    raise RewardError(
-        f"recogniser {recognizer} makes {100 * wer:.0f} % errors on the corpus' own "
-        f"recordings, resynthesised from their tokens, more than max_reward_wer={limit:g}: as a "
-        "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine or "
-        "whisper-base (if it is neither the judge nor the tokenizer) with "
-        "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because these return "
-        "transcripts but no likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, "
-        "supports log_likelihood too; (2) a recogniser trained on this speech: dcar prepare "
-        "mode=resynthesize, then python -m launch.starter.train_recognizer; (3) a better vocoder "
-        "or tokenizer, if these are at fault (see dcar analyse what=vocoder); (4) in DCPO, the "
-        "reward of tokens: reward_funcs=[token_likelihood], as in "
-        f"launch/recipes/dcpo_starter.yaml; (5) max_reward_wer={math.ceil(10 * wer) / 10:g}, to "
-        "use it nevertheless"
-    )
 
 
 class GroundTruth:

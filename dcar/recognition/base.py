@@ -6,6 +6,7 @@ that is empty or not finite raises AudioError.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from copy import copy
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, SILENCE_PEAK, resample
+from dcar.errors import RewardError
 from dcar.text.languages import DEFAULT
 from dcar.tokens.base import by_length, check_waveform
 from dcar.voices.speech import windows
@@ -177,3 +179,25 @@ def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:
     """Collapse the best symbols of all frames by CTC's rule: equal neighbours become one, then
     blanks and the other `dropped` symbols are removed."""
     return [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in dropped]
+
+
+def check_reward_recognizer(recognizer: str, wer: float, limit: float) -> None:
+    """Raise RewardError if a recogniser transcribes the resynthesised recordings with a corpus
+    WER above `limit`: its transcripts of rollouts would be noise. NaN, if nothing was
+    transcribed, passes; failed rewards are counted elsewhere."""
+    if not wer > limit:
+        return
+    raise RewardError(
+        f"recogniser {recognizer} makes {100 * wer:.0f} % errors on the corpus' own "
+        f"recordings, resynthesised from their tokens, more than max_reward_wer={limit:g}: as a "
+        "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine or "
+        "whisper-base (if it is neither the judge nor the tokenizer) with "
+        "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because these return "
+        "transcripts but no likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, "
+        "supports log_likelihood too; (2) a recogniser trained on this speech: dcar prepare "
+        "mode=resynthesize, then python -m launch.starter.train_recognizer; (3) a better vocoder "
+        "or tokenizer, if these are at fault (see dcar analyse what=vocoder); (4) in DCPO, the "
+        "reward of tokens: reward_funcs=[token_likelihood], as in "
+        f"launch/recipes/dcpo_starter.yaml; (5) max_reward_wer={math.ceil(10 * wer) / 10:g}, to "
+        "use it nevertheless"
+    )

@@ -64,8 +64,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
         ["texts"],
         ["car", "far"],
         ["dcpo"],
-        ["policy", "verifiers", *["profile"] * paper],
-        *([["dcpo_paper"], ["policy_paper"]] if paper else []),
+        ["policy", "verifiers"],
+        *([["profile"], ["dcpo_paper"], ["policy_paper"]] if paper else []),
         ["compare"],
     ]
     outputs: list[Path] = []
@@ -101,7 +101,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
         outputs += [job.output for job in group]
     assert out / "report.html" in outputs
     assert [j.processes for group in groups for j in group if j.processes > 1] == (
-        [2] * (2 + paper) if processes == 2 else []
+        [2] * (2 + 2 * paper) if processes == 2 else []
     )
 
 

@@ -43,10 +43,10 @@ from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.train import run as train_vocoder
 from eval.analysis.fit_verifiers import fit
 from eval.compare.config import CompareConfig
+from eval.compare.profile import run as profile
 from eval.compare.run import run as compare
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
-from rl.profile import profile
 from rl.trainer import DCPOTrainer
 
 PAPERS = r"arXiv \d{4}\.\d{5}|Interspeech 2025"
@@ -354,20 +354,10 @@ def test_two_updates_of_a_vocoder(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", of("profile"))
-def test_a_profile_of_two_utterances(recipe):
-    config = read(recipe)
-    sampling = dataclasses.replace(config.sampling, max_tokens=20)
-    result = profile(
-        tiny_decoder(7),
-        tiny_items(2),
-        ToneVocoder(),
-        LevelJudge(),
-        sampling,
-        sizes=config.sizes,
-        seeds=config.seeds,
-        range_size=config.range_size,
-        batch_size=config.batch_size,
-    )
+def test_a_profile_of_two_utterances(recipe, tmp_path):
+    config = read(recipe, f"out={tmp_path}", "device=cpu", "max_tokens=20")
+    tools = dataclasses.replace(tiny_tools(count=2), models=Models(tiny_decoder(7)))
+    result = profile(dataclasses.replace(config, max_reward_wer=100.0), tools)
     assert [row.k for row in result.rows] == (config.sizes or [1, 2, 3, 4, 5, 6, 7])
     assert len(result.range) == config.range_size
 

@@ -11,7 +11,7 @@ from dcar.sampling import SamplingConfig
 
 TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
 COMPARE = "eval.compare.config:CompareConfig"
-PROFILE = "rl.profile:ProfileConfig"
+PROFILE = "eval.compare.profile:ProfileConfig"
 DCPO = "rl.config:DCPOConfig"
 VOCODER = "dcar.vocoder.training.train:TrainVocoderConfig"
 RECOGNIZER = "dcar.train.token_recognizer:TrainTokenRecognizerConfig"

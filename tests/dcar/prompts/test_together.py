@@ -14,9 +14,9 @@ from dcar.prompts.together import check_together, made_by
 from dcar.text.english.inventory import PHONEME_VERSION
 from dcar.text.units import units_for
 from eval.analysis import fit_verifiers
+from eval.compare import profile
 from eval.compare.config import CompareConfig
 from eval.compare.tools import load_tools
-from rl import profile
 from rl.config import DCPOConfig
 from rl.trainer import DCPOTrainer
 

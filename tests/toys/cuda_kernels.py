@@ -118,6 +118,10 @@ def pretend() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
+    from dcar import first_use
+
+    # there is nothing to compare with operators here
+    first_use.sound_parts = lambda use, case, device: first_use.ORDERS[use][0]
     torch._subclasses.fake_tensor.init_gpu_context = lambda device: None
     # these compute with real tensors of the device
     for module, name in (

@@ -104,8 +104,7 @@ def verdict(result: Result) -> list[Verdict]:
     verdicts = []
     for measured in result.comparisons:
         rows: list[list[str]] = []
-        varied = any(of.test for of in measured.equal_variety)
-        for pairs in list(_policy_pairs(measured))[: 1 if varied else None]:
+        for pairs in _policy_pairs(measured):
             key = (measured.texts, pairs[0].a.label, pairs[0].b.label)
             if key not in said:
                 said.add(key)
@@ -174,20 +173,21 @@ def _varieties(*rows: Row) -> str:
 
 
 def _policy_pairs(measured: Measured) -> Iterator[list[Pair]]:
-    """Iterate over the comparisons of DCAR with CAR-k at the same sampling, then with CAR-k at
-    others; of each, the one at equal tokens per pass first. Of several policies, the first of those
-    with most candidates is taken, whatever its errors."""
+    """Iterate over the comparisons of every policy with CAR-k at the same sampling, and with CAR-k
+    at others unless some have fixed sizes of the same variety; of each, the one at equal tokens per
+    pass first."""
     families = families_of(measured)
     fixed = [family for family in families if family.fixed]
     samplings = [family.sampling for family in fixed]
-    policies = [f for f in families if f.method == "dcar" and f.sampling in samplings]
-    if not policies:
-        return
-    chosen = max(policies, key=lambda f: (not f.sampling, f.num_candidates))
+    varied = any(of.test for of in measured.equal_variety)
     pairs = sorted(measured.pairs, key=lambda pair: pair.axis != "tokens_per_pass")
-    for family in sorted(fixed, key=lambda family: family.sampling != chosen.sampling):
-        if both := [pair for pair in pairs if (pair.a, pair.b) == (chosen, family)]:
-            yield both
+    for policy in families:
+        if policy.method != "dcar" or policy.sampling not in samplings:
+            continue
+        for family in sorted(fixed, key=lambda family: family.sampling != policy.sampling):
+            both = [pair for pair in pairs if (pair.a, pair.b) == (policy, family)]
+            if both and (family.sampling == policy.sampling or not varied):
+                yield both
 
 
 def terminal_text(result: Result, folder: Path) -> str:

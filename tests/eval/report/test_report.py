@@ -262,6 +262,11 @@ def test_the_verdict_has_rows_for_each_temperature_of_fixed_sizes(result):
     assert [own] == tested(result)
     for cooler, row in zip((first, second), own, strict=True):
         assert cooler == [row[0].replace("CAR-k", "CAR-k (T 0.5)"), *row[1:]]
+    # every policy has its own
+    more = [replace(pair, a=replace(pair.a, words=("b",))) for pair in pairs]
+    ((*ours, fourth, fifth),) = tested(with_first(result, pairs=[*more, *pairs]))
+    named = {row[0] for row in (fourth, fifth)} | {row[0] for row in ours}
+    assert named == {"DCAR − CAR-k", "DCAR (b) − CAR-k"} and len(ours) == len(own)
     # a part of the texts says what the whole does not
     part = replace(result.first, title="6 of the sentences", limit=6, pairs=[*cool, *pairs])
     both = replace(result, comparisons=[result.first, part])

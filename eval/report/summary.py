@@ -41,6 +41,11 @@ NAMES = {
     "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
 TESTED_NAME = 19  # characters of the first column of TESTED in the terminal, at most
+TESTED_NOTE = (
+    "Points: percentage points of errors, policy − fixed sizes, averaged over the speeds that both "
+    "reach. Detectable: a true difference that would be found four times of five, where the "
+    "measured one could be chance."
+)
 CLOCK = (
     "RTF: seconds of computing per second of speech, batch 1, median; × FAR: RTF of FAR / RTF of "
     "the method"
@@ -62,6 +67,7 @@ class Summary:
     """Head of the page, above its first table."""
 
     verdict: list[Verdict]
+    note: str
     best: str
     names: str
     chance: str
@@ -82,8 +88,10 @@ def summary(result: Result, folder: Path) -> Summary:
     picture = Picture(
         f"Word errors at equal {AXES[axis].quantity}", file_uri(folder / name), CAPTION
     )
+    verdicts = verdict(result)
     return Summary(
-        verdict(result),
+        verdicts,
+        TESTED_NOTE if any(of.tests for of in verdicts) else "",
         best_sentence(first.spoken, axis),
         names_sentence(result),
         chance(first),
@@ -210,8 +218,12 @@ def terminal_text(result: Result, folder: Path) -> str:
     if not any(of.tests for of in verdicts):
         lines += [*textwrap.wrap(f"{best_sentence(first.spoken, axis)} {chance(first)}", WIDTH), ""]
     threads = f"{result.threads} torch thread" + ("s" if result.threads > 1 else "")
-    for said in (unsteady_times(first.spoken, axis), f"{CLOCK} ({result.device}, {threads})."):
-        lines += textwrap.wrap(said, WIDTH)
+    notes = [
+        TESTED_NOTE if any(of.tests for of in verdicts) else "",
+        unsteady_times(first.spoken, axis),
+        f"{CLOCK} ({result.device}, {threads}).",
+    ]
+    lines += (line for note in notes for line in textwrap.wrap(note, WIDTH))
     seeds = [*result.seeds, max(result.seeds) + 1]
     more = f"seeds=[{','.join(map(str, seeds))}]"
     if result.config["limit"] == first.utterances:

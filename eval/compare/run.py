@@ -112,7 +112,7 @@ def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry]
     """
     state, meeting = start(config)
     if state.is_main_process and tools is None:
-        logger.info("loading models")
+        logger.info("loading models (processes: %d)", state.num_processes)
     compared = plan(config, tools or load_tools(config, own_device(config.device)), more, state)
     if state.is_main_process and compared.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table

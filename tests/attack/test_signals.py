@@ -14,6 +14,8 @@ from tiny_training import MODEL, log_of
 
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 
+HANGS = 180
+"""Seconds after which a process is taken to hang, also on a busy machine."""
 TWO = [*LAUNCH[1:], "-m", "dcar.train"]
 
 
@@ -32,7 +34,7 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    end = time.monotonic() + 120
+    end = time.monotonic() + HANGS
     while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < 3:
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0][-3000:]
         time.sleep(0.1)
@@ -45,11 +47,11 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     [(["-m", "dcar.train"], 75), (["-m", "dcar.cli", "train"], 75), (TWO, None)],
     ids=["module", "command", "two"],
 )
-def test_sigterm_saves_and_leaves_within_seconds(program, status, data, tmp_path):
+def test_sigterm_saves_and_leaves(program, status, data, tmp_path):
     """A launcher of several passes the signal on, and has a status of its own."""
     process = start(data, tmp_path, program)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=HANGS)
     assert process.returncode == status if status else process.returncode != 0
     assert f"SIGTERM: {tmp_path}/checkpoint-" in said
     found = latest_checkpoint(tmp_path)
@@ -69,7 +71,7 @@ def test_a_second_ctrl_c_leaves_at_once_without_a_traceback(data, tmp_path):
     process.send_signal(signal.SIGCONT)
     time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=HANGS)
     assert process.returncode == 130 and "Traceback" not in said
 
 
@@ -78,7 +80,7 @@ def test_a_killed_process_ends_the_other_with_an_error_that_says_so(data, tmp_pa
     process = start(data, tmp_path, TWO)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANGS)
     assert process.returncode and ("process" in said or "SIGTERM" in said)
 
 
@@ -123,12 +125,12 @@ def test_batch_scripts_queue_again_what_was_stopped(script, sent, status, queued
         },
     )
     if sent:
-        end = time.monotonic() + 30
+        end = time.monotonic() + HANGS
         while not (tmp_path / "running").exists():
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGUSR1)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=HANGS)
     assert process.returncode == status, said
     asked = tmp_path / "asked"
     assert asked.exists() == queued and (not queued or asked.read_text() == "requeue 17\n"), said

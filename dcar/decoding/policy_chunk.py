@@ -35,7 +35,7 @@ class PolicyChunk(ChunkRule):
     policy: ChunkPolicy = unlisted()
     mode: Literal["greedy", "sample"] = unlisted("greedy")
     forced: Mapping[str, Sequence[int]] | None = unlisted()
-    policy_name: str | None = option(None, "@", key="policy")
+    policy_name: str | None = option(None, "@", key="policy", word="{}")
     num_candidates: int = option(1, "@n", word="{} candidates", minimum=1)
     dial: float = option(0.0, "@d")
 

@@ -90,6 +90,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         solid_joinstyle="round",
         zorder=1,
     )
+    looks = Counter(family.style for family in families)
     alike: Counter[Style] = Counter()  # families of one look, drawn so far
     first = 0
     for family, points in families.items():
@@ -111,10 +112,14 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
             zorder=4,
             label=family.label,
         )
-        for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
+        for i in {0, len(points) - 1}:  # the ends of a sweep, or a point among others that look so
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
+            name = f"{symbol}{points[i].setting}"
+            if len(points) == 1:
+                name = ", ".join(filter(None, [*family.words, family.sampling]))
+                name *= looks[style] > 1
             axes.annotate(
-                f"{symbol}{points[i].setting}",
+                name,
                 (x[first + i], y[first + i]),
                 xytext=(5, 4),
                 fontsize=7,

@@ -399,7 +399,9 @@ def pair_row(pair: Pair) -> list[str]:
     name = f"{pair.a.label} − {pair.b.label}"
     if pair.shared is None or pair.test is None:
         return [name, f"{axis.quantity} (none)", *["–"] * (len(TESTED) - 2)]
-    where = f"{axis.quantity} ({speed_range(pair.shared)}{axis.unit})"
+    low, high = pair.shared
+    quantity = axis.quantity if low == high else axis.short
+    where = f"{quantity} ({speed_range(pair.shared)}{axis.unit})"
     return [name, where, percent(pair.wer_b, 1), *difference_cells(pair.test)]
 
 

@@ -20,8 +20,8 @@ from eval.methods.families import family_of, group_families, setting_text, short
         ("vadusa-2-chain@t0", "VADUSA (chain, T 0)", "2"),
         ("ssd-1e-05", "SSD", "1e-05"),
         ("car-5@t0.4", "CAR-k (T 0.4)", "5"),
-        ("dcar@a@t0.8-k10", "DCAR (T 0.8, top-k 10)", "a"),
-        ("dcar@a@n4@d-0.5", "DCAR (4 candidates)", "a--0.5"),
+        ("dcar@a@t0.8-k10", "DCAR (a, T 0.8, top-k 10)", ""),
+        ("dcar@a@n4@d-0.5", "DCAR (a, 4 candidates)", "-0.5"),
         ("dcar@n8@t0.4", "DCAR (8 candidates, T 0.4)", ""),
         ("ssd-0.4-eos@draft@t0.6-p0.9", "SSD (eos, draft model, T 0.6, top-p 0.9)", "0.4"),
         ("random-2-3@tuned", "random size (own best)", "2-3"),
@@ -75,7 +75,8 @@ def test_names_in_sentences_are_short(name, short):
         (
             ["dcar", "dcar@d0.5", "dcar@d-1.5", "dcar@b", "dcar@b@d-1", "dcar@n4", "dcar@n4@d-0.4"],
             {
-                "DCAR": ["dcar@d-1.5", "dcar", "dcar@d0.5", "dcar@b@d-1", "dcar@b"],
+                "DCAR": ["dcar@d-1.5", "dcar", "dcar@d0.5"],
+                "DCAR (b)": ["dcar@b@d-1", "dcar@b"],
                 "DCAR (4 candidates)": ["dcar@n4@d-0.4", "dcar@n4"],
             },
         ),

@@ -29,7 +29,7 @@ import torch
 from accelerate import PartialState
 
 from dcar.config import load_config, save_config
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError, DataError, ProcessError
 from dcar.methods import Entry, make_methods
 from dcar.model.precision import precision_of
 from dcar.process import own_device, run_claimed
@@ -114,6 +114,7 @@ def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry]
     if state.is_main_process and tools is None:
         logger.info("loading models (processes: %d)", state.num_processes)
     compared = plan(config, tools or load_tools(config, own_device(config.device)), more, state)
+    check_alike(compared, meeting)
     if state.is_main_process and compared.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table
         logger.warning(compared.training)
@@ -132,6 +133,21 @@ def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry]
             result = show(compared, maker)
     meeting.wait("writing the table and the report")
     return meeting.share(result)
+
+
+def check_alike(compared: Compared, meeting: Meeting) -> None:
+    """Raise ProcessError if this process has other models, or other code of a method, than the main
+    process: it would make records of its own, and the table would be of both."""
+    own = {entry.name: dict(entry.identity) for entry in compared.entries}
+    own |= {"vocoder, …": dict(compared.tools.identity)}
+    main = meeting.share(own)
+    differ = [name for name in own if own[name] != main.get(name)]
+    if differ:
+        raise ProcessError(
+            f"process {compared.state.process_index}: models or code of {', '.join(differ)} differ "
+            "from those of process 0; use the same files and the same revision of the code "
+            "everywhere, and start again"
+        )
 
 
 # --- plan -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from compare_worker import (
     SHORT,
     LevelJudge,
@@ -27,7 +28,7 @@ from launched import ROOT, two_processes
 from tiny_pretrained import save_ctc
 
 from dcar.decoding import decode
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError, DataError, ProcessError
 from dcar.methods import Entry, make_methods
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
@@ -36,8 +37,8 @@ from dcar.text.units import TextUnits
 from eval.compare.config import CompareConfig
 from eval.compare.maker import Maker
 from eval.compare.plan import BatchJob, choose_items
-from eval.compare.processes import threads_of
-from eval.compare.run import run
+from eval.compare.processes import Meeting, threads_of
+from eval.compare.run import check_alike, plan, run
 from eval.report.summary import terminal_text, verdict
 from eval.results.store import RecordStore
 from eval.results.types import (
@@ -473,3 +474,18 @@ def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes .*ACCELERATE_USE_CPU"):
         run(CompareConfig(out=str(tmp_path)))
+
+
+def test_processes_with_other_code_or_models_are_refused():
+    """One whose code was changed while a run began would make all records of a method again."""
+
+    class Main(Meeting):
+        def share(self, value):
+            return {**value, **changed}
+
+    tools, changed = tiny_tools(), {}
+    compared = plan(tiny_config("out", methods=["far", "car-1"]), tools, [], PartialState(cpu=True))
+    check_alike(compared, Main(1))
+    changed = {"car-1": {"code": "another"}}
+    with pytest.raises(ProcessError, match="code of car-1 differ from those of process 0"):
+        check_alike(compared, Main(1))

@@ -81,8 +81,12 @@ def rows_section(
 
 def equal_variety_blocks(measured: Measured, title: str) -> list[Any]:
     """Return the table of policies and fixed sizes of the same variety, and what it lacks."""
-    table = variety_table(title, measured)
-    return [*([table] if table.rows else []), missing(measured.equal_variety)]
+    return [*filled(variety_table(title, measured)), missing(measured.equal_variety)]
+
+
+def filled(table: Table) -> list[Table]:
+    """Return a table that has rows, as a list; an empty list for another."""
+    return [table] if table.rows else []
 
 
 def binned(title: str, bins: Bins | None, which: str) -> Section | None:
@@ -103,7 +107,7 @@ def comparison_section(measured: Measured) -> Section:
         title,
         [
             table_of(title, main_columns(rows), rows),
-            pairs_table(f"{title}, at equal speed", rivals(measured.pairs)),
+            *filled(pairs_table(f"{title}, at equal speed", rivals(measured.pairs))),
             *equal_variety_blocks(measured, f"{title}, at equal variety"),
             *(categories.blocks if categories else ()),
         ],
@@ -131,7 +135,7 @@ def equal_speed_section(measured: Measured) -> Section | None:
         return None
     blocks: list[Any] = [
         SPEED_NOTE,
-        pairs_table("Fixed sizes and policies at equal speed", rivals(measured.pairs)),
+        *filled(pairs_table("Fixed sizes and policies at equal speed", rivals(measured.pairs))),
     ]
     for axis in dict.fromkeys(pair.axis for pair in measured.pairs):
         chosen = [pair for pair in measured.pairs if pair.axis == axis]

@@ -159,8 +159,9 @@ def assemble(
     made_by = record["tokenizer"]
     language, missing = names_language(units), None
     if units is None:
-        units = missing = _collected([file for files in shards.values() for file in files])
-        untrained = set(units.symbols) - set(_collected(shards.get("train", [])).symbols)
+        by_split = {split: _characters(files) for split, files in shards.items()}
+        units = missing = _collected(by_split.values())
+        untrained = set(units.symbols) - set(_collected([by_split.get("train", NOTHING)]).symbols)
         if untrained and shards.get("train"):
             logger.warning(
                 "%s: no training text has the characters %s, so decoders will not learn to read "
@@ -186,8 +187,17 @@ def assemble(
         put_in_place(building, out, list(shards), {**about, **record})
 
 
-def _collected(files: Sequence[Path]) -> Characters:
-    """Return the units with the characters of all shards."""
+NOTHING: tuple[set[str], set[str]] = (set(), set())
+
+
+def _collected(read: Iterable[tuple[set[str], set[str]]]) -> Characters:
+    """Return the units of characters and languages, those of several splits."""
+    characters, languages = (set().union(*sets) for sets in zip(*read, strict=True))
+    return Characters.collected(characters, sorted(languages))
+
+
+def _characters(files: Sequence[Path]) -> tuple[set[str], set[str]]:
+    """Return the characters and the languages of the texts of shards."""
     import pyarrow.parquet as pq
 
     texts: set[str] = set()
@@ -196,7 +206,7 @@ def _collected(files: Sequence[Path]) -> Characters:
         table = pq.read_table(file, columns=["text", "prompt_text", "language"])
         texts |= {c for name in ("text", "prompt_text") for t in table[name].to_pylist() for c in t}
         languages |= set(table["language"].to_pylist())
-    return Characters.collected(texts, sorted(languages))
+    return texts, languages
 
 
 def put_in_place(building: Path, out: Path, splits: Sequence[str], info: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from dcar.config import save_config
 from dcar.config.resume import settings_stamp
 from dcar.config.training import TrainerSettings
 from dcar.optim import cosine
-from dcar.process import meeting_others
+from dcar.process import end_process_group, meeting_others
 from dcar.storage import write_text, writing
 from dcar.tracking import provenance, write_provenance
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
@@ -235,8 +235,7 @@ class BucketedTrainer(ResilientTrainer):
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()
-            if dist.is_initialized():  # NCCL warns if a program ends without this
-                dist.destroy_process_group()
+            end_process_group()
             return model or self.kind.from_pretrained(out)
 
     def final_metrics(self) -> tuple[dict[str, float], int]:

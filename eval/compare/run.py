@@ -93,6 +93,11 @@ class Compared:
         return Path(self.config.out)
 
     @property
+    def identities(self) -> dict[str, dict[str, str]]:
+        """Names and digests of what each method depends on."""
+        return {entry.name: dict(entry.identity) for entry in self.entries}
+
+    @property
     def parameters(self) -> int:
         """Number of parameters of the decoder."""
         return sum(p.numel() for p in self.tools.models.decoder.parameters())
@@ -138,8 +143,7 @@ def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry]
 def check_alike(compared: Compared, meeting: Meeting) -> None:
     """Raise ProcessError if this process has other models, or other code of a method, than the main
     process: it would make records of its own, and the table would be of both."""
-    own = {entry.name: dict(entry.identity) for entry in compared.entries}
-    own |= {"vocoder, …": dict(compared.tools.identity)}
+    own: dict[str, object] = {**compared.identities, **compared.tools.identity}
     main = meeting.share(own)
     differ = [name for name in own if own[name] != main.get(name)]
     if differ:
@@ -403,7 +407,7 @@ def described(compared: Compared, measured: list[Measured]) -> Result:
         seeds=list(config.seeds),
         prompt_seeds=list(config.prompt_seeds),
         corpus=tools.corpus,
-        methods={e.name: dict(e.identity) for e in compared.entries},
+        methods=compared.identities,
         models=tools.identity,
         parameters=compared.parameters,
         heads=decoder.config.num_prediction_heads,

@@ -38,8 +38,12 @@ class Family:
     @property
     def label(self) -> str:
         """Name of the family, which no other has: SSD, SSD (draft model, T 0.4)."""
-        words = [*self.words, self.sampling] if self.sampling else self.words
-        return f"{self.title} ({', '.join(words)})" if words else self.title
+        return f"{self.title} ({self.qualifier})" if self.qualifier else self.title
+
+    @property
+    def qualifier(self) -> str:
+        """Words that distinguish it from families of the same title."""
+        return ", ".join(filter(None, [*self.words, self.sampling]))
 
     @property
     def fixed(self) -> bool:

@@ -112,12 +112,13 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
             zorder=4,
             label=family.label,
         )
-        for i in {0, len(points) - 1}:  # the ends of a sweep, or a point among others that look so
-            symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
-            name = f"{symbol}{points[i].setting}"
-            if len(points) == 1:
-                name = ", ".join(filter(None, [*family.words, family.sampling]))
-                name *= looks[style] > 1
+        names: dict[int, str] = {}  # of the ends of a sweep, or of a point among others like it
+        if len(points) > 1:
+            symbol = f"{style.symbol}=" if style.symbol else ""
+            names = {0: f"{symbol}{points[0].setting}", len(points) - 1: points[-1].setting}
+        elif looks[style] > 1:
+            names = {0: family.qualifier}
+        for i, name in names.items():
             axes.annotate(
                 name,
                 (x[first + i], y[first + i]),

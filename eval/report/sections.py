@@ -6,6 +6,7 @@ from typing import Any
 
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.table import (
+    DETECTABLE,
     Column,
     binned_table,
     filled_columns,
@@ -19,14 +20,13 @@ from eval.report.table import (
     variety_table,
 )
 from eval.results.equal_variety import missing
-from eval.results.pareto import AXES, families_of, front_rows, speed_axis
+from eval.results.pareto import AXES, families_of, front_rows, signed_points, speed_axis
 from eval.results.types import Bins, Measured, Pair, Result, Row
 
 SPEED_NOTE = (
     "A family is interpolated linearly between its measured settings. Two families are compared on "
     "average over the speeds that both reach. Intervals and p: paired bootstrap over utterances, "
-    "with the speeds as measured; detectable: a true difference that would be found four times of "
-    "five, where this one could be chance."
+    f"with the speeds as measured. {DETECTABLE}"
 )
 MATRIX_NOTE = (
     "Percentage points of errors, row minus column, averaged over the shared speeds. Blue: the row "
@@ -175,12 +175,13 @@ def _difference(by_sides: dict[tuple[str, str], Pair], row: str, column: str) ->
     if test.ends is None or test.p_value is None:
         hint = "too few utterances for an interval"
     else:
-        low, high = sorted(100 * sign * end for end in test.ends)
-        hint = f"{low:+.1f} to {high:+.1f}, p = {test.p_value:.3f}".replace("-", "−")
+        low, high = map(signed_points, sorted(sign * end for end in test.ends))
+        hint = f"{low} to {high}, p = {test.p_value:.3f}"
     if abs(points) < 0.05:  # rounds to 0.0
         text, look = "0.0", "even"
     else:
-        text, look = f"{points:+.1f}".replace("-", "−"), "better" if points < 0 else "worse"
+        text = signed_points(sign * test.difference)
+        look = "better" if points < 0 else "worse"
         if test.p_value is not None and test.p_value < 0.05:
             look += " sure"
     return Cell(text, look, hint)

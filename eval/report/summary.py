@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.methods.families import short_name
-from eval.report.blocks import Cell, Picture, Table, file_uri
+from eval.report.blocks import Picture, Table, file_uri
 from eval.report.table import (
+    CLOCK,
+    DETECTABLE,
     TESTED,
     aligned,
+    clipped,
     corpus_kind,
     nearest_rows,
     number,
@@ -43,20 +46,15 @@ NAMES = {
 TESTED_NAME = 19  # characters of the first column of TESTED in the terminal, at most
 TESTED_NOTE = (
     "Points: percentage points of errors, policy − fixed sizes, averaged over the speeds that both "
-    "reach. Detectable: a true difference that would be found four times of five, where the "
-    "measured one could be chance."
-)
-CLOCK = (
-    "RTF: seconds of computing per second of speech, batch 1, median; × FAR: RTF of FAR / RTF of "
-    "the method"
+    f"reach. {DETECTABLE}"
 )
 NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses among"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison says on its policies: sentences, and what they gain over fixed sizes that
-    are as fast or as varied, as a table."""
+    """Statement of a comparison on its policies: sentences, and a table of their differences from
+    fixed sizes that are as fast or as varied."""
 
     sentences: list[str]
     tests: Table | None = None
@@ -212,7 +210,8 @@ def terminal_text(result: Result, folder: Path) -> str:
         for sentence in of.sentences:
             lines += textwrap.wrap(sentence, WIDTH)
         if of.tests:
-            rows = [[_clipped(row[0]), *row[1:]] for row in of.tests.rows]
+            # the columns of TESTED fit in WIDTH
+            rows = [[clipped(str(row[0]), TESTED_NAME), *row[1:]] for row in of.tests.rows]
             lines += ["", *aligned(replace(of.tests, rows=rows))]
         lines += [""] * bool(of.sentences or of.tests)
     if not any(of.tests for of in verdicts):
@@ -221,7 +220,7 @@ def terminal_text(result: Result, folder: Path) -> str:
     notes = [
         TESTED_NOTE if any(of.tests for of in verdicts) else "",
         unsteady_times(first.spoken, axis),
-        f"{CLOCK} ({result.device}, {threads}).",
+        f"{CLOCK} Measured on: {result.device}, {threads}.",
     ]
     lines += (line for note in notes for line in textwrap.wrap(note, WIDTH))
     seeds = [*result.seeds, max(result.seeds) + 1]
@@ -237,12 +236,6 @@ def terminal_text(result: Result, folder: Path) -> str:
             f"Your texts: dcar compare --config {config_file} texts=[my.txt] out={mine}",
         ]
     )
-
-
-def _clipped(cell: str | Cell) -> str:
-    """Return a name that leaves the columns of TESTED within WIDTH."""
-    name = str(cell)
-    return name if len(name) <= TESTED_NAME else f"{name[: TESTED_NAME - 1]}…"
 
 
 def chance(measured: Measured) -> str:

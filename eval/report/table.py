@@ -16,14 +16,25 @@ Column = tuple[str, Callable[[Row], str]]
 # every family is compared with these; all pairs are in the report
 RIVALS = {"car", "dcar"}
 TESTED = ["difference", "at equal", "baseline %", "points", "95 % interval", "p", "detectable"]
+CLOCK = (
+    "RTF: seconds of computing per second of speech, end to end (language model and vocoder), "
+    "batch 1, median. × FAR: RTF of FAR / RTF of the method."
+)
+DETECTABLE = (
+    "Detectable: a true difference that would be found four times of five, where the measured one "
+    "could be chance."
+)
 CONVENTION = (
-    "Differences are method − baseline; below 0, the method makes fewer errors. RTF: seconds "
-    "of computing per second of speech, end to end (language model and vocoder), batch 1, median. "
-    "× FAR: RTF of FAR / RTF of the method. First audio: seconds until a stream has its first "
-    "samples, batch 1, median."
+    f"Differences are method − baseline; below 0, the method makes fewer errors. {CLOCK} First "
+    "audio: seconds until a stream has its first samples, batch 1, median."
 )
 """Note printed once below every table."""
 NAME = 26  # characters of a method's name in the terminal, at most
+
+
+def clipped(name: str, width: int) -> str:
+    """Return a name of at most so many characters."""
+    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -305,12 +316,8 @@ def nearest_rows(result: Result, measured: Measured) -> list[Row]:
 def short_table(rows: Sequence[Row]) -> list[str]:
     """Return rows of a comparison as a table for a terminal of 100 columns."""
 
-    def name(row: Row) -> str:
-        whole = short_name(row.method, row.spec or {})
-        return whole if len(whole) <= NAME else f"{whole[: NAME - 1]}…"
-
     columns: list[Column] = [
-        ("method", name),
+        ("method", lambda row: clipped(short_name(row.method, row.spec or {}), NAME)),
         _column(f"{error_rate(rows)} %", lambda row: row.wer.value, percent, 1),
         _column("95 % CI", lambda row: row.wer, interval, 1),
         VARIETY,

@@ -4,8 +4,8 @@ Two methods at two speeds cannot be ranked unless one is better in both respects
 therefore read as a curve, WER against speed, linear between the settings that were measured, and
 two families are compared on average over the speeds that both curves reach. That is a weighted sum
 of measured corpus rates, so its interval comes from the same paired bootstrap over utterances as
-all others. The speeds are taken as measured, those within
-SAME_SPEED as equal; where curves are compared depends on speeds alone, never on the errors.
+all others. The speeds are taken as measured, those within SAME_SPEED as equal; where curves are
+compared depends on speeds alone, never on the errors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -133,13 +133,12 @@ def compare_curves(
 
     counts: errors and words of each method, of the same utterances. Without a shared speed
     (differences up to SAME_SPEED, 3 %, are ignored, because clocks do not agree better) the result
-    contains only the two ranges.
+    contains only the two families.
     """
     low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
     if high < low <= high * (1 + SAME_SPEED):
         low = high = (low + high) / 2
-    range_a, range_b = ((curve.speeds[0], curve.speeds[-1]) for curve in (a, b))
-    pair = Pair(axis, a.family, b.family, range_a, range_b)
+    pair = Pair(axis, a.family, b.family)
     if low > high:
         return pair
     methods = [*a.methods, *b.methods]

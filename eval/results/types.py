@@ -228,8 +228,6 @@ class Pair:
     axis: str
     a: Family
     b: Family
-    range_a: tuple[float, float]
-    range_b: tuple[float, float]
     shared: tuple[float, float] | None = None
     wer_a: float = 0.0
     wer_b: float = 0.0

@@ -1,4 +1,4 @@
-"""The guidance profile: rows, range, intervals, files, and a run that goes on."""
+"""The guidance profile: rows, range, intervals, files, and resuming."""
 
 import json
 from dataclasses import replace
@@ -86,6 +86,8 @@ def test_profile_refuses_nonsense(tmp_path):
     with pytest.raises(RewardError, match="as a reward it would be noise"):
         measure(tmp_path, toy_tools(4, deaf))
     assert deaf.heard == 2 * 4
+    with pytest.raises(RuntimeError, match="the toy vocoder broke"):
+        measure(tmp_path / "broken", toy_tools(4, vocoder=ToyVocoder(lambda tokens: True)))
     with pytest.raises(CheckpointError, match="nowhere"):
         main([f"decoder={tmp_path}/nowhere", "data=starter", f"out={tmp_path}/out"])
 
@@ -93,7 +95,7 @@ def test_profile_refuses_nonsense(tmp_path):
 SHORT = SamplingConfig(max_tokens=20, max_tokens_per_text_unit=4)
 
 
-def test_an_interrupted_profile_goes_on(tmp_path):
+def test_an_interrupted_profile_resumes(tmp_path):
     """Ctrl-C loses nothing, further sizes cost only what is new, and DCPO reads the range."""
     config = dict(sizes=[1, 2], batch_size=3, sampling=SHORT, seed=0)
     with pytest.raises(KeyboardInterrupt):
@@ -110,6 +112,16 @@ def test_an_interrupted_profile_goes_on(tmp_path):
     assert written["range"] == more.range and len(written["base_checksum"]) == 64
     dcpo = DCPOConfig(str(tmp_path), use_cpu=True, guidance=str(tmp_path / "out" / "profile.json"))
     assert guidance_range(dcpo, tiny_tools().models.decoder.checksum()) == more.range
+
+
+def test_command_writes_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("eval.compare.profile.load_tools", lambda *_: tiny_tools())
+    main([f"out={tmp_path}", "range_size=2", "sizes=[1,2,3]", "max_tokens=20", "device=cpu"])
+    result = json.loads((tmp_path / "profile.json").read_text())
+    assert len(result["rows"]) == 3
+    assert len(result["range"]) == 2
+    assert len(result["base_checksum"]) == 64
+    assert "guidance range:" in capsys.readouterr().out
 
 
 def test_the_records_are_those_of_a_comparison(tmp_path):

@@ -91,8 +91,12 @@ def test_pictures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch
         assert len(rows) > 8 and sum(row[0].startswith("DCAR") for row in rows) >= 1
         pictures.draw(heading, across, label, tmp_path / name, size, also)
         assert (tmp_path / name).stat().st_size > 10_000 and (ROOT / "docs/images" / name).is_file()
-    pictures.draw_recordings(tmp_path / "recordings.png")
-    assert (tmp_path / "recordings.png").stat().st_size > 10_000
+    for number, seldom in ((0, "ours, one candidate, rewarded by word errors"), (1, "FAR")):
+        fixed, others = pictures.policies(number)
+        assert {"T 1.0", "T 0.8", "T 0.5"} <= set(fixed) and seldom in others
+        assert len(others["ours, one candidate"]) == len(others["the paper's policy"]) == 3
+    pictures.draw_policies(tmp_path / "policies.png")
+    assert (tmp_path / "policies.png").stat().st_size > 10_000
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

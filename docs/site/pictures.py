@@ -22,6 +22,7 @@ DOCS = Path(__file__).resolve().parents[1]
 INK, LINE, OURS = "#52514e", "#2a78d6", "#d6452a"
 LEADER = {"arrowstyle": "-", "color": "#b5b3ac", "linewidth": 0.6}
 Box = tuple[float, float, float, float]  # left, low, right, high
+Points = list[tuple[float, float]]
 NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
 
 
@@ -101,33 +102,54 @@ def finish(axes: Axes, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_recordings(path: Path) -> None:
-    """Draw the policies on the decoder trained on recordings: fixed sizes as a line for each
-    temperature, the trainings of a policy as points of one kind."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    groups: dict[str, list[tuple[float, float]]] = {}
+def policies(number: int) -> tuple[dict[str, Points], dict[str, Points]]:
+    """Return (tokens per pass, WER in %) of a table under "At equal variety": of fixed sizes by
+    temperature, and of everything else by name, a policy's trainings together."""
+    fixed: dict[str, Points] = {}
+    others: dict[str, Points] = {}
     group = ""
-    for row in table("At equal variety", 2):
+    for row in table("At equal variety", number):
         cells = [cell.split("; ") for _, cell in row]
         names, errors, speeds = cells[0], *(list(map(float, cells[i])) for i in (1, 3))
         if names[0].startswith("CAR-") and "distilled" not in names[0]:
             for name, error in zip(names, errors, strict=True):
                 temperature = name.removeprefix("at ") if " " in name else "T 1.0"
-                lines.setdefault(temperature, []).append((speeds[0], error))
+                fixed.setdefault(temperature, []).append((speeds[0], error))
             continue
-        group = names[0].removesuffix(", 1") if not names[0].isdigit() else group
-        groups.setdefault(group, []).extend(zip(speeds, errors, strict=True))
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), dpi=125)
-    for (temperature, of), style in zip(lines.items(), ("o-", "o--", "o:"), strict=True):
-        axes.plot(*zip(*of, strict=True), style, color=LINE, label=f"CAR-k, {temperature}")
-    kinds = (("s", INK), ("D", INK), ("*", OURS), ("*", "#7a1f14"), ("P", "#3d8b57"))
-    for (name, of), (marker, color) in zip(groups.items(), kinds, strict=True):
-        size = 11 if marker == "*" else 6
-        axes.plot(*zip(*of, strict=True), marker, markersize=size, color=color, label=name)
-    finish(axes, "tokens per pass")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.tight_layout()
+        group = group if names[0].isdigit() else names[0].partition(", 1")[0]
+        others.setdefault(group, []).extend(zip(speeds, errors, strict=True))
+    return fixed, others
+
+
+def draw_policies(path: Path) -> None:
+    """Draw policies on both decoders, side by side: fixed sizes as a line for each temperature,
+    the trainings of a policy as points of one kind."""
+    figure, both = plt.subplots(1, 2, figsize=(10.5, 5.2), dpi=125, sharex=True, sharey=True)
+    drawn = {}
+    for axes, (title, number) in zip(both, PANELS.items(), strict=True):
+        fixed, others = policies(number)
+        for temperature, of in fixed.items():
+            (drawn[f"CAR-k, {temperature}"],) = axes.plot(
+                *zip(*of, strict=True), LINES[temperature], color=LINE
+            )
+        for name, of in others.items():
+            marker, color = MARKERS[name]
+            size = 11 if marker == "*" else 6
+            (drawn[name],) = axes.plot(*zip(*of, strict=True), marker, markersize=size, color=color)
+        finish(axes, "tokens per pass")
+        axes.set_title(title, fontsize=10, color=INK)
+    both[0].set_ylim(bottom=0)
+    both[1].set_ylabel("")
+    figure.tight_layout(rect=(0, 0.17, 1, 1))
+    names = [*(f"CAR-k, {temperature}" for temperature in LINES), *MARKERS]
+    figure.legend(
+        [drawn[name] for name in names],
+        names,
+        fontsize=8,
+        frameon=False,
+        ncols=3,
+        loc="lower center",
+    )
     figure.savefig(path, dpi=125)
     plt.close(figure)
 
@@ -170,6 +192,17 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
     return best[2]
 
 
+# the tables under "At equal variety", and how their rows are drawn
+PANELS = {"a decoder trained on recordings": 1, "the distilled decoder": 0}
+LINES = {"T 1.0": "o-", "T 0.8": "o--", "T 0.5": "o:", "T 0.4": "v"}
+MARKERS = {
+    "FAR": ("s", INK),
+    "the paper's policy": ("D", INK),
+    "ours, one candidate": ("*", OURS),
+    "ours, one candidate, rewarded by word errors": ("^", OURS),
+    "ours, four candidates": ("*", "#7a1f14"),
+    "CAR-8 and CAR-12 of the distilled decoder, T 0.5": ("P", "#3d8b57"),
+}
 PICTURES = {
     "words.png": (
         "The shipped policies",
@@ -190,4 +223,4 @@ PICTURES = {
 if __name__ == "__main__":
     for name, (heading, across, label, size, also) in PICTURES.items():
         draw(heading, across, label, DOCS / "images" / name, size, also)
-    draw_recordings(DOCS / "images" / "recordings.png")
+    draw_policies(DOCS / "images" / "policies.png")

@@ -14,6 +14,7 @@ from eval.report.table import (
     DETECTABLE,
     TESTED,
     aligned,
+    best_row,
     clipped,
     corpus_kind,
     nearest_rows,
@@ -43,6 +44,7 @@ NAMES = {
     "score",
     "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
+FEW = 2  # policies that are compared with the best fixed size in sentences; more are in the table
 TESTED_NAME = 19  # characters of the first column of TESTED in the terminal, at most
 TESTED_NOTE = (
     "Points: percentage points of errors, policy − fixed sizes, averaged over the speeds that both "
@@ -109,7 +111,8 @@ def verdict(result: Result) -> list[Verdict]:
     said: set[tuple[str, str, str]] = set()
     verdicts = []
     for measured in result.comparisons:
-        rows: list[list[str]] = []
+        best = against_best(measured) if measured.whole else []
+        rows = [best_row(*pair) for pair in best] if len(best) > FEW else []
         for pairs in _policy_pairs(measured):
             key = (measured.texts, pairs[0].a.label, pairs[0].b.label)
             if key not in said:
@@ -120,35 +123,42 @@ def verdict(result: Result) -> list[Verdict]:
                 said.add((measured.texts, of.axis, of.method))
                 rows.append(variety_row(of, measured.rows))
         tests = Table(f"{measured.title.capitalize()}: policies − fixed sizes", TESTED, rows)
-        sentences = plain(measured) if measured.whole else []
-        verdicts.append(Verdict(sentences, tests if rows else None))
+        verdicts.append(Verdict(plain(measured, best), tests if rows else None))
     verdicts[0].sentences.extend(missing(result.first.equal_variety))
     return verdicts
 
 
-def plain(measured: Measured) -> list[str]:
-    """Return for every policy without a dial its errors, passes, time and variety next to those of
-    the best fixed size, then those of fixed sizes of other decoders. Empty without a policy and a
-    fixed size of the same sampling."""
+def against_best(measured: Measured) -> list[tuple[Row, Row]]:
+    """Return every policy without a dial, with the best fixed size of its sampling."""
     by_name = {row.method: row for row in measured.spoken}
-    families = [(row, row.family) for row in measured.spoken if row.family]
-    sentences = []
-    for row, family in families:
-        test = row.tests.get("best_car")
-        if family.method == "dcar" and test and "dial" not in (row.spec or {}):
-            best = by_name[test.baseline]
-            sentences.append(
-                f"{measured.title.capitalize()}: {_name(row)} makes {100 * row.wer.value:.1f} % "
-                f"errors, the best fixed size, {_name(best)}, {100 * best.wer.value:.1f} %: "
-                f"{points(test)}{_savings(row, best)}{_varieties(row, best)}."
-            )
+    return [
+        (row, by_name[row.tests["best_car"].baseline])
+        for row in measured.spoken
+        if row.family
+        and row.family.method == "dcar"
+        and "best_car" in row.tests
+        and "dial" not in (row.spec or {})
+    ]
+
+
+def plain(measured: Measured, pairs: Sequence[tuple[Row, Row]]) -> list[str]:
+    """Return for every policy its errors, passes, time and variety next to those of the best fixed
+    size, unless there are many, then those of fixed sizes of other decoders. Empty without a pair
+    of the two."""
+    sentences = [
+        f"{measured.title.capitalize()}: {_name(row)} makes {100 * row.wer.value:.1f} % errors, "
+        f"the best fixed size, {_name(best)}, {100 * best.wer.value:.1f} %: "
+        f"{points(row.tests['best_car'])}{_savings(row, best)}{_varieties(row, best)}."
+        for row, best in pairs
+        if len(pairs) <= FEW
+    ]
     others = [
         f"{_name(row)} makes {100 * row.wer.value:.1f} % ({number(row.tokens_per_pass)} tokens per "
         f"pass{_varieties(row)})"
-        for row, family in families
-        if family.decoder
+        for row in measured.spoken
+        if row.family and row.family.decoder
     ]
-    if sentences and others:
+    if pairs and others:
         sentences.append(f"Without a policy, by another decoder: {'; '.join(others)}.")
     return sentences
 
@@ -212,7 +222,7 @@ def terminal_text(result: Result, folder: Path) -> str:
         if of.tests:
             # the columns of TESTED fit in WIDTH
             rows = [[clipped(str(row[0]), TESTED_NAME), *row[1:]] for row in of.tests.rows]
-            lines += ["", *aligned(replace(of.tests, rows=rows))]
+            lines += [*[""] * bool(of.sentences), *aligned(replace(of.tests, rows=rows))]
         lines += [""] * bool(of.sentences or of.tests)
     if not any(of.tests for of in verdicts):
         lines += [*textwrap.wrap(f"{best_sentence(first.spoken, axis)} {chance(first)}", WIDTH), ""]

@@ -412,6 +412,13 @@ def pair_row(pair: Pair) -> list[str]:
     return [name, where, percent(pair.wer_b, 1), *difference_cells(pair.test)]
 
 
+def best_row(row: Row, best: Row) -> list[str]:
+    """Return a policy and the best fixed size of its sampling, under TESTED."""
+    assert row.family
+    name, where = f"{row.family.label} − best", f"sampling ({best.method})"
+    return [name, where, percent(best.wer.value, 1), *difference_cells(row.tests["best_car"])]
+
+
 def variety_row(of: EqualVariety, rows: Sequence[Row]) -> list[str]:
     """Return a policy and fixed sizes of the same variety and speed, under TESTED."""
     assert of.test is not None

@@ -29,6 +29,7 @@ from eval.report.page import write_report
 from eval.report.plots import PLOTS, draw_plots, read_log, series
 from eval.report.sections import matrix
 from eval.report.summary import (
+    FEW,
     Verdict,
     best_sentence,
     names_sentence,
@@ -36,7 +37,7 @@ from eval.report.summary import (
     unsteady_times,
     verdict,
 )
-from eval.report.table import column_groups, difference_cells, main_columns, rivals
+from eval.report.table import column_groups, difference_cells, main_columns, percent, rivals
 from eval.results.pareto import points
 from eval.results.stats import PairedTest
 from eval.results.types import (
@@ -212,6 +213,27 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
         result, pairs=others, rows=[row for row in result.first.rows if row.method != "dcar"]
     )
     assert verdict(without) == [Verdict([])] and "Fewest errors: " in terminal_text(without, folder)
+
+
+def test_many_policies_are_compared_with_the_best_fixed_size_in_the_table(result):
+    rows = {row.method: row for row in result.first.spoken}
+    more = [
+        replace(
+            rows["dcar"], method=name, spec=mapping_of(name), family=family_of(mapping_of(name))
+        )
+        for name in (f"dcar@p{i}" for i in range(FEW))
+    ]
+    (said,) = verdict(with_first(result, rows=[*result.first.rows, *more]))
+    best = rows["dcar"].tests["best_car"]
+    assert said.sentences == [] and len(more) == FEW
+    assert [row[0] for row in said.tests.rows[: FEW + 1]] == [
+        f"{name} − best" for name in ("DCAR", *(f"DCAR (p{i})" for i in range(FEW)))
+    ]
+    assert said.tests.rows[0][1:] == [
+        f"sampling ({best.baseline})",
+        percent(rows[best.baseline].wer.value, 1),
+        *difference_cells(best),
+    ]
 
 
 def test_a_difference_in_cells():

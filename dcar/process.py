@@ -194,7 +194,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         check_packages()
         with handling_signals(name):
             try:
-                status = command()
+                with meeting_others():
+                    status = command()
             except SystemExit:  # --help, or SIGTERM
                 sys.stdout.flush()
                 raise
@@ -248,8 +249,8 @@ def _stdout_is_closed() -> bool:
 
 @contextlib.contextmanager
 def meeting_others() -> Iterator[None]:
-    """Convert errors to ProcessError if the block, which synchronises the processes of a launch,
-    fails because one of them is missing."""
+    """Convert errors of the block to ProcessError if they say that another process of the launch
+    has ended, did not answer or never arrived."""
     try:
         yield
     except RuntimeError as error:
@@ -258,9 +259,9 @@ def meeting_others() -> Iterator[None]:
             raise
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ProcessError(
-            f"process {os.environ.get('RANK')} of {world}, waiting for the others at {address}: "
-            f"not all arrived ({str(error).splitlines()[0]}). Their own logs show the cause; "
-            "start the same command again"
+            f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: one of "
+            f"them has ended or did not arrive ({str(error).splitlines()[0]}). Its own log shows "
+            f"the cause{RESUMPTION}"
         ) from error
 
 

@@ -88,7 +88,7 @@ class QuickstartConfig(OutSettings):
         "Steps of stage one, for CAR and FAR each; 0 = 10 from shipped weights, 300 from scratch.",
         minimum=0,
     )
-    policy_steps: int = setting(12, "Updates of DCPO, of about 512 rollouts each.", minimum=1)
+    policy_steps: int = setting(12, "Updates of DCPO, of about 256 rollouts each.", minimum=1)
     limit: int = setting(
         200,
         "Sentences of the comparison, from speakers that are not in the training data, and hard "
@@ -161,7 +161,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
         "from_far": gently(paths["shipped_far"]),
         "car_variant": "" if scratch else ":more",
         "far_variant": ":far" if scratch else ":far_more",
-        "accumulation": max(1, 8 // config.processes),
+        "accumulation": max(1, 4 // config.processes),  # half of the recipe's: as good here
         "seeds": [
             f"seeds=[{2 * config.seed},{2 * config.seed + 1}]",
             f"prompt_seeds=[{config.seed}]",

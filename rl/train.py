@@ -19,7 +19,7 @@ from typing import Any
 from dcar.config import load_config
 from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_folder
-from dcar.process import claimed, meeting_others, run_command
+from dcar.process import claimed, run_command
 from dcar.storage import digest, writing
 from dcar.tracking import provenance, write_json, write_provenance
 from dcar.train.checkpoints import resume_point
@@ -109,8 +109,7 @@ CONFIG = DCPOConfig
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with meeting_others():  # loading the settings connects the processes
-        config = load_config(CONFIG, arguments)
+    config = load_config(CONFIG, arguments)
     with claimed(config.output_dir, resumes=True):
         run(config, **parts)
 

@@ -24,7 +24,7 @@ from dcar.config import save_config
 from dcar.config.resume import settings_stamp
 from dcar.config.training import TrainerSettings
 from dcar.optim import cosine
-from dcar.process import end_process_group, meeting_others
+from dcar.process import end_process_group
 from dcar.storage import write_text, writing
 from dcar.tracking import provenance, write_provenance
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
@@ -47,24 +47,23 @@ def arguments(config: TrainerSettings) -> TrainingArguments:
     shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainerSettings)}
     shared["output_dir"] = shared.pop("out")
     del shared["resume_from_checkpoint"]  # see `last_of`
-    with meeting_others():
-        on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
-            # transformers passes its ddp_timeout only to process groups of GPUs
-            dist.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
-        return TrainingArguments(
-            **shared,
-            data_seed=config.seed,
-            adam_beta2=0.98,
-            eval_strategy="steps",
-            save_total_limit=2,
-            remove_unused_columns=False,
-            label_names=[],
-            logging_nan_inf_filter=False,
-            # Accelerate shards only on its default device, which is the CPU if there is no other
-            use_cpu=not torch.cuda.is_available() and not sharding(),
-            ddp_find_unused_parameters=False,
-        )
+    on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
+        # transformers passes its ddp_timeout only to process groups of GPUs
+        dist.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
+    return TrainingArguments(
+        **shared,
+        data_seed=config.seed,
+        adam_beta2=0.98,
+        eval_strategy="steps",
+        save_total_limit=2,
+        remove_unused_columns=False,
+        label_names=[],
+        logging_nan_inf_filter=False,
+        # Accelerate shards only on its default device, which is the CPU if there is no other
+        use_cpu=not torch.cuda.is_available() and not sharding(),
+        ddp_find_unused_parameters=False,
+    )
 
 
 class BucketedTrainer(ResilientTrainer):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from dcar.errors import ConfigError, ProcessError
-from dcar.process import SMALL, cores, meeting_others, own_device
+from dcar.process import SMALL, cores, own_device
 
 T = TypeVar("T")
 
@@ -65,9 +65,8 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
     """Start the processes of a comparison (settings `device` and `wait_minutes`) and return them
     with their barrier. Raises ConfigError if Accelerate sees fewer processes than were launched."""
     on_cpu = own_device(config.device) == "cpu"
-    with meeting_others():
-        state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
-        meeting = Meeting(config.wait_minutes)
+    state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
+    meeting = Meeting(config.wait_minutes)
     if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise ConfigError(
             f"{launched} processes were launched but Accelerate sees {state.num_processes}, so "
@@ -77,7 +76,7 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
     if state.num_processes > 1:
         # librosa compiles and caches kernels at its first import; two processes at once leave a
         # cache that crashes
-        with meeting_others(), state.local_main_process_first():
+        with state.local_main_process_first():
             importlib.import_module("librosa.core.audio")
     return state, meeting
 

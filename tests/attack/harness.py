@@ -105,6 +105,7 @@ def jobs(data: Path) -> dict[str, Job]:
         Job("prepare", prepare),
         Job("compare", comparison),
         Job("train2", train, 2),
+        Job("dcpo2", dcpo, 2),
         Job("compare2", comparison, 2, ("time",)),
     ]
     return {job.name: job for job in listed}

@@ -30,7 +30,9 @@ def jobs(tmp_path_factory) -> dict[str, harness.Job]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", "dcpo", "prepare", "compare", "train2", "compare2"])
+@pytest.mark.parametrize(
+    "name", ["train", "dcpo", "prepare", "compare", "train2", "dcpo2", "compare2"]
+)
 def test_nothing_is_lost(name, jobs, tmp_path, capsys):
     ends = harness.attack(jobs[name], tmp_path, KILLS, random.Random(f"{SEED} {name}"))
     with capsys.disabled():

@@ -165,6 +165,9 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], program: str = "") 
         reads += "; a score of how well they fit together"
     if config.sizes:
         reads += f"; chooses among {list(config.sizes)} tokens"
+    actions = f"keep 1..{config.num_actions} tokens"
+    if config.chunk_range:
+        actions += f"; guidance range of the training: {list(config.chunk_range)}"
     note = "The reward recogniser was the training signal: judge with another one (`dcar compare`)."
     if program:
         note += f"\n\n{program}\n## The policy itself"
@@ -174,11 +177,7 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], program: str = "") 
         f"{config.num_actions} predicted tokens are kept. Trained with DCPO on the frozen decoder; "
         "loading it with another decoder is an error.",
         [
-            (
-                "actions",
-                f"keep 1..{config.num_actions} tokens; guidance range of the training: "
-                f"{list(config.chunk_range)}",
-            ),
+            ("actions", actions),
             (
                 "decoder",
                 f"checksum `{config.base_checksum or 'not bound'}`, hidden size "

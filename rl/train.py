@@ -57,18 +57,17 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     if trainer.is_world_process_zero():
         with writing(out):
             save_settings(config, out / "config.yaml")
-        truth = trainer.ground_truth
-        recordings = "recordings not transcribed"
-        if truth.errors:
-            recordings = f"error rate of the recordings {truth.corpus():.3f}"
-        logger.info(
-            "%d training prompts, %d processes, guidance range %s, policy of %s parameters, %s",
-            len(trainer.train_dataset),
-            config.world_size,
-            config.chunk_range,
-            f"{sum(p.numel() for p in trainer.policy.parameters()):,}",
-            recordings,
-        )
+        parameters = sum(p.numel() for p in trainer.policy.parameters())
+        facts = [
+            f"training prompts: {len(trainer.train_dataset)}",
+            f"processes: {config.world_size}",
+            f"parameters of the policy: {parameters:,}",
+        ]
+        if config.chunk_range:
+            facts.append(f"guidance range: {list(config.chunk_range)}")
+        if trainer.ground_truth.errors:
+            facts.append(f"error rate of the recordings: {trainer.ground_truth.corpus():.3f}")
+        logger.info(", ".join(facts))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
         return export(trainer)

@@ -199,7 +199,7 @@ class BucketedTrainer(ResilientTrainer):
                 save_config(given, out / "config.yaml")
             sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
             logger.info(
-                "%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+                "parameters: %.2f M, trained: %.2f M, training utterances: %d, processes: %d",
                 sum(n for n, _ in sizes) / 1e6,
                 sum(n for n, trained in sizes if trained) / 1e6,
                 len(self.train_dataset),

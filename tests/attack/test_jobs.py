@@ -84,7 +84,8 @@ def test_a_full_disk_is_said_and_survived(name, share, jobs, disk):
     expected = harness.outcome(whole / "out")
     pages = sum(-(-p.stat().st_size // 4096) for p in whole.rglob("*") if p.is_file())
     shutil.rmtree(whole)
-    resize(disk, (int(pages * share) + 1) * 4096)
+    # records contain times, so that another run may need a page or two less
+    resize(disk, (int((pages - 2) * share) + 1) * 4096)
     end = harness.run(jobs[name], out)
     assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
     assert " be written (" in end.said, end.said[-1000:]

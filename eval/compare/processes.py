@@ -34,23 +34,8 @@ class Meeting:
         ones and the work just finished (`doing`)."""
         if self.group is None:
             return
-        with self._complete(doing):
-            dist.monitored_barrier(self.group, timedelta(minutes=self.minutes), wait_all_ranks=True)
-
-    def share(self, value: T | None, doing: str) -> T:
-        """Return what the main process has on every process. Raises ProcessError as `wait` does."""
-        values = [value]
-        if self.group is not None:
-            with self._complete(doing):
-                dist.broadcast_object_list(values, group=self.group)
-        assert values[0] is not None
-        return values[0]
-
-    @contextmanager
-    def _complete(self, doing: str) -> Iterator[None]:
-        """Convert the error of a block that a process has not reached to ProcessError."""
         try:
-            yield
+            dist.monitored_barrier(self.group, timedelta(minutes=self.minutes), wait_all_ranks=True)
         except RuntimeError as error:
             cause = str(error).splitlines()[0]
             raise ProcessError(
@@ -59,6 +44,14 @@ class Meeting:
                 "See the logs of the other processes for the cause. Finished records are kept; "
                 "run the same command again to continue, with any number of processes"
             ) from error
+
+    def share(self, value: T | None) -> T:
+        """Return what the main process has on every process."""
+        values = [value]
+        if self.group is not None:
+            dist.broadcast_object_list(values, group=self.group)
+        assert values[0] is not None
+        return values[0]
 
 
 def start(config: Any) -> tuple[PartialState, Meeting]:

@@ -136,14 +136,15 @@ def run(config: CompareConfig, tools: Tools | None = None, more: Sequence[Entry]
             # other processes have appended to their own shards
             maker.store.read(compared.tools.scorers)
             result = show(compared, maker)
-    return meeting.share(result, "writing the table and the report")
+    meeting.wait("writing the table and the report")
+    return meeting.share(result)
 
 
 def check_alike(compared: Compared, meeting: Meeting) -> None:
     """Raise ProcessError if this process has other models, or other code of a method, than the main
     process: it would make records of its own, and the table would be of both."""
     own: dict[str, object] = {**compared.identities, **compared.tools.identity}
-    main = meeting.share(own, "loading models")
+    main = meeting.share(own)
     differ = [name for name in own if own[name] != main.get(name)]
     if differ:
         raise ProcessError(

@@ -112,7 +112,11 @@ def verdict(result: Result) -> list[Verdict]:
     verdicts = []
     for measured in result.comparisons:
         best = against_best(measured) if measured.whole else []
-        rows = [best_row(*pair) for pair in best] if len(best) > FEW else []
+        few = len(best) <= FEW
+        sentences = [plain(measured, *pair) for pair in best] if few else []
+        if best:
+            sentences += other_decoders(measured)
+        rows = [] if few else [best_row(*pair) for pair in best]
         for pairs in _policy_pairs(measured):
             key = (measured.texts, pairs[0].a.label, pairs[0].b.label)
             if key not in said:
@@ -123,7 +127,7 @@ def verdict(result: Result) -> list[Verdict]:
                 said.add((measured.texts, of.axis, of.method))
                 rows.append(variety_row(of, measured.rows))
         tests = Table(f"{measured.title.capitalize()}: policies − fixed sizes", TESTED, rows)
-        verdicts.append(Verdict(plain(measured, best), tests if rows else None))
+        verdicts.append(Verdict(sentences, tests if rows else None))
     verdicts[0].sentences.extend(missing(result.first.equal_variety))
     return verdicts
 
@@ -141,26 +145,24 @@ def against_best(measured: Measured) -> list[tuple[Row, Row]]:
     ]
 
 
-def plain(measured: Measured, pairs: Sequence[tuple[Row, Row]]) -> list[str]:
-    """Return for every policy its errors, passes, time and variety next to those of the best fixed
-    size, unless there are many, then those of fixed sizes of other decoders. Empty without a pair
-    of the two."""
-    sentences = [
+def plain(measured: Measured, row: Row, best: Row) -> str:
+    """Return a policy's errors, passes, time and variety next to those of the best fixed size."""
+    return (
         f"{measured.title.capitalize()}: {_name(row)} makes {100 * row.wer.value:.1f} % errors, "
         f"the best fixed size, {_name(best)}, {100 * best.wer.value:.1f} %: "
         f"{points(row.tests['best_car'])}{_savings(row, best)}{_varieties(row, best)}."
-        for row, best in pairs
-        if len(pairs) <= FEW
-    ]
+    )
+
+
+def other_decoders(measured: Measured) -> list[str]:
+    """Return a sentence on the fixed sizes of other decoders, if there are any."""
     others = [
         f"{_name(row)} makes {100 * row.wer.value:.1f} % ({number(row.tokens_per_pass)} tokens per "
         f"pass{_varieties(row)})"
         for row in measured.spoken
         if row.family and row.family.decoder
     ]
-    if pairs and others:
-        sentences.append(f"Without a policy, by another decoder: {'; '.join(others)}.")
-    return sentences
+    return [f"Without a policy, by another decoder: {'; '.join(others)}."] if others else []
 
 
 def _name(row: Row) -> str:
@@ -222,7 +224,8 @@ def terminal_text(result: Result, folder: Path) -> str:
         if of.tests:
             # the columns of TESTED fit in WIDTH
             rows = [[clipped(str(row[0]), TESTED_NAME), *row[1:]] for row in of.tests.rows]
-            lines += [*[""] * bool(of.sentences), *aligned(replace(of.tests, rows=rows))]
+            lines += [""] * bool(of.sentences)
+            lines += aligned(replace(of.tests, rows=rows))
         lines += [""] * bool(of.sentences or of.tests)
     if not any(of.tests for of in verdicts):
         lines += [*textwrap.wrap(f"{best_sentence(first.spoken, axis)} {chance(first)}", WIDTH), ""]

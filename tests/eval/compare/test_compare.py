@@ -480,7 +480,7 @@ def test_processes_with_other_code_or_models_are_refused():
     """One whose code was changed while a run began would make all records of a method again."""
 
     class Main(Meeting):
-        def share(self, value, doing):
+        def share(self, value):
             return {**value, **changed}
 
     tools, changed = tiny_tools(), {}

@@ -19,14 +19,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
@@ -48,8 +46,8 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import vocoder_identity
 from heads.policy import ChunkPolicy
 from rl import objective
+from rl.advantages import AdvantageEstimator
 from rl.config import DCPOConfig, required
-from rl.credit import decision_advantages, located_costs, scaled
 from rl.data import PromptBatches, Prompts, items_of, prompts_of
 from rl.metrics import Metrics, ShownDCPO, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
@@ -60,12 +58,10 @@ from rl.rewards import (
     Reward,
     asks_recognizer,
     import_rewards,
-    locates,
     needs_sound,
     path_of,
     score,
     version_of,
-    weighted_sum,
 )
 from rl.rollout import Roller, RolloutBatch, log_probs_of
 from rl.transcription import (
@@ -207,6 +203,13 @@ class DCPOTrainer(ResilientTrainer):
             parts,
         )
         self.pass_cost = self._pass_cost() if args.points_per_percent else None
+        self.advantages_of = AdvantageEstimator(
+            args,
+            self.reward_funcs,
+            self.reward_weights,
+            min(policy.config.sizes, default=1),
+            self.pass_cost,
+        )
         self._window: list[UpdateBatch] = []  # micro-batches of the updates in progress
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
@@ -405,18 +408,10 @@ class DCPOTrainer(ResilientTrainer):
         of all count together, and with the log-probabilities of earlier policies."""
         args, group = self.args, self.args.num_generations
         records = [r for b in batches for r in b.records]
-        # 1. rewards [R] of the whole window, NaN where one failed
-        rewards = torch.cat([b.rewards for b in batches])
-        self._check_failures(records, rewards)
-        if self.pass_cost is not None and args.credit == "utterance":
-            rewards = rewards + self._saved_by_rollout(records).to(rewards)
+        # 1. rewards of the whole window, NaN where one failed
+        self._check_failures(records, torch.cat([b.rewards for b in batches]))
         # 2. advantages: against the group, for a rollout or for each of its decisions
-        advantages = self._group_advantages(rewards)
-        if args.credit == "decision":
-            parts = np.concatenate([b.parts for b in batches])
-            values = self._credit(records, rewards, parts)
-        else:
-            values = advantages.values
+        advantages = self.advantages_of(batches)
         weights = advantages.valid.float()
         # 3. back into micro-batches, with what the policies before say of the same decisions
         counts = [len(b.records) for b in batches]
@@ -424,7 +419,7 @@ class DCPOTrainer(ResilientTrainer):
         for batch, zero_std, mine, weight in zip(
             batches,
             advantages.zero_std.split([count // group for count in counts]),
-            values.split(counts),
+            advantages.values.split(counts),
             weights.split(counts),
             strict=True,
         ):
@@ -455,68 +450,6 @@ class DCPOTrainer(ResilientTrainer):
             spent = self.pass_cost.fixed * sum(r.passes for r in compared)
             self._metrics.add("ms_per_token", spent + self.pass_cost.per_token * tokens, tokens)
         return window
-
-    def _group_advantages(self, rewards: Tensor) -> objective.Advantages:
-        """Return the advantages of rollouts; the std of the batch is that of all processes."""
-        scale, std = self.args.scale_rewards, None
-        if scale == "batch":
-            std = objective.reward_std(self.accelerator.gather(rewards))
-        return objective.group_advantages(rewards, self.args.num_generations, scale, std)
-
-    def _mean_size(self, records: Sequence[RolloutRecord]) -> float:
-        """Return the mean of the sizes that were chosen in all processes."""
-        sizes = [size for r in records for size in r.result.sizes]
-        sums, counts = zip(*gather_object([(sum(sizes), len(sizes))]), strict=True)
-        return sum(sums) / max(1, sum(counts))
-
-    def _saved_by_rollout(self, records: Sequence[RolloutRecord]) -> Tensor:
-        """Return the reward for speed of every rollout [R]: 0 at the mean size."""
-        assert self.pass_cost is not None
-        mean = self.pass_cost.per_token_at(self._mean_size(records))
-        sizes = [float(np.mean(r.result.sizes or math.nan)) for r in records]
-        spent = torch.tensor([self.pass_cost.per_token_at(size) for size in sizes])
-        return self.args.points_per_percent * (1 - spent / mean).nan_to_num(0.0)
-
-    def _credit(
-        self, records: Sequence[RolloutRecord], rewards: Tensor, parts: np.ndarray
-    ) -> Tensor:
-        """Return the advantages by decision [R, M]: for rewards that locate their losses, from
-        the places after each decision; for all others, by rollout."""
-        args, group = self.args, self.args.num_generations
-        weights = np.asarray(self.reward_weights)
-        others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
-        rest = torch.from_numpy(weighted_sum(parts[:, others], weights[others])).to(rewards)
-        # failed rollouts are left out of means
-        rest = rest.masked_fill(rewards.isnan(), math.nan)
-        # tokens that all choices share: those of the smallest chunk; none among several candidates
-        shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
-        weighted_rewards = zip(self.reward_funcs, self.reward_weights, strict=True)
-        locating = [(reward, weight) for reward, weight in weighted_rewards if locates(reward)]
-        located = [
-            [] if failed else located_costs(record, locating)
-            for record, failed in zip(records, rewards.isnan().tolist(), strict=True)
-        ]
-        starts = [
-            [p - r.result.prompt_length + 1 for p in r.result.decision_positions] for r in records
-        ]
-        charges = []
-        for i in range(0, len(records), group):
-            charges += decision_advantages(
-                located[i : i + group], starts[i : i + group], args.credit_window, shortest
-            )
-        if self.pass_cost is not None:
-            sizes = [np.array(r.result.sizes) for r in records]
-            saved = self.pass_cost.saved(sizes, self._mean_size(records), args.credit_window)
-            charges = [
-                values + args.points_per_percent * more
-                for values, more in zip(charges, saved, strict=True)
-            ]
-        if args.scale_rewards == "batch":
-            charges = scaled(charges, group, gather_object(charges))
-        elif args.scale_rewards == "group":
-            charges = scaled(charges, group)
-        padded = pad_sequence([torch.from_numpy(np.nan_to_num(v)) for v in charges], True)
-        return self._group_advantages(rest).values[:, None] + padded.to(rest.device, torch.float32)
 
     def _check_failures(self, records: Sequence[RolloutRecord], rewards: Tensor) -> None:
         failed = [

@@ -21,6 +21,8 @@ if ! installed "$extras" && ! installed dev; then
   [ -x "$venv/bin/python" ] || "$python" -m venv ${machine_torch:+--system-site-packages} "$venv"
   # gruut and docopt have a setup.py alone, of whose end pip warns without --use-pep517
   install=("$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517)
+  # compiled by Python at the first import, most modules never: 0.4 GB, and a third of the installation's time
+  [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || install+=(--no-compile)
   wanted="torch>=2.13,<2.14"
   case "$("$venv/bin/python" launch/torch_here.py) $machine_torch" in
     gpu*|cpu*) ;;

@@ -55,6 +55,7 @@ class ShownProgress(TrainerCallback):
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
+        self.shown: dict[str, Any] = {}  # not every entry of the log has all quantities
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -69,8 +70,9 @@ class ShownProgress(TrainerCallback):
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if self.bar is None or not logs:
             return
-        if shown := {text: logs[name] for name, text in self.SHOWN.items() if name in logs}:
-            self.bar.set_postfix(shown, refresh=False)
+        self.shown |= {text: logs[name] for name, text in self.SHOWN.items() if name in logs}
+        if self.shown:
+            self.bar.set_postfix(self.shown, refresh=False)
         if line := self.evaluation(logs):
             self.bar.write(f"step {state.global_step}: {line}")
 

@@ -45,7 +45,7 @@ NAMES = {
     "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
 FEW = 2  # policies that are compared with the best fixed size in sentences; more are in the table
-TESTED_NAME = 19  # characters of the first column of TESTED in the terminal, at most
+TESTED_NAME = 20  # characters of the first column of TESTED in the terminal, at most
 TESTED_NOTE = (
     "Points: percentage points of errors, policy − fixed sizes, averaged over the speeds that both "
     f"reach. {DETECTABLE}"
@@ -176,10 +176,12 @@ def _savings(row: Row, other: Row) -> str:
         ratios.append((row.passes / other.passes, "passes", "fewer"))
     if row.speed and other.speed:
         ratios.append((row.speed.rtf / other.speed.rtf, "time", "less"))
-    words = [
-        f"{100 * abs(ratio - 1):.0f} % {less if ratio < 1 else 'more'} {what}"
-        for ratio, what, less in ratios
-    ]
+    words = []
+    for ratio, what, less in ratios:
+        percent = round(100 * abs(ratio - 1))
+        words.append(
+            f"{percent} % {less if ratio < 1 else 'more'} {what}" if percent else f"equal {what}"
+        )
     return f", with {' and '.join(words)}" if words else ""
 
 

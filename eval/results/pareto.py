@@ -187,6 +187,8 @@ def speed_range(ends: Sequence[float]) -> str:
 def points(test: PairedTest) -> str:
     """Return a difference in words: points, interval, p, and what would have been detected if it
     could be chance."""
+    if test.detectable == 0 == test.difference:
+        return "the same in every utterance"
     difference, *ends = map(signed_points, (test.difference, *(test.ends or ())))
     if not ends or test.p_value is None:
         return f"{difference} points (too few utterances for an interval)"

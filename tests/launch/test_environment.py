@@ -68,7 +68,7 @@ def installs(calls: list[str]) -> list[str]:
     """Return the arguments of the calls of pip that install, in order."""
     prefix = "pip install --quiet --disable-pip-version-check --use-pep517 "
     return [
-        call.removeprefix(prefix)
+        call.removeprefix(prefix).removeprefix("--no-compile ")
         for call in calls
         if call.startswith(prefix) and "--dry-run" not in call
     ]
@@ -85,6 +85,15 @@ def test_without_a_gpu_the_cpu_build_comes_first(fakes):
     assert installs(calls) == [CPU, f"{CONSTRAINED}[dev]", MODELS]
     assert source(fakes, extras="dev") == ("", [])  # once
     assert source(fakes) == ("", [])  # what the quickstart needs is part of it
+
+
+def test_python_compiles_what_it_imports_where_it_may(fakes):
+    """Elsewhere pip compiles everything, or every start would take seconds longer."""
+    for number, variables in enumerate(({}, {"PYTHONDONTWRITEBYTECODE": "1"})):
+        _, calls = source(fakes, DCAR_VENV=str(fakes / f"venv{number}"), **variables)
+        ours = [call for call in calls if call.startswith("pip install") and "dry-run" not in call]
+        assert len(ours) == 3
+        assert all(("--no-compile" in call) == (not variables) for call in ours)
 
 
 def test_another_index_of_cpu_builds(fakes):

@@ -33,13 +33,14 @@ from eval.report.summary import (
     Verdict,
     best_sentence,
     names_sentence,
+    plain,
     terminal_text,
     unsteady_times,
     verdict,
 )
 from eval.report.table import column_groups, difference_cells, main_columns, percent, rivals
 from eval.results.pareto import points
-from eval.results.stats import PairedTest
+from eval.results.stats import PairedTest, paired_test
 from eval.results.types import (
     FORMAT_VERSION,
     Decoded,
@@ -213,6 +214,19 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
         result, pairs=others, rows=[row for row in result.first.rows if row.method != "dcar"]
     )
     assert verdict(without) == [Verdict([])] and "Fewest errors: " in terminal_text(without, folder)
+
+
+def test_a_policy_that_decodes_as_a_fixed_size_is_the_same(result):
+    """As one that always chooses one size."""
+    rows = {row.method: row for row in result.first.spoken}
+    fixed, errors, words = rows["car-2"], [1, 0, 2] * 10, [9, 8, 7] * 10
+    test = replace(paired_test(errors, words, errors, words), baseline="car-2")
+    constant = replace(fixed, method="dcar", spec=rows["dcar"].spec, tests={"best_car": test})
+    assert plain(result.first, constant, fixed) == (
+        f"Sentences: dcar makes {100 * fixed.wer.value:.1f} % errors, the best fixed size, car-2, "
+        f"{100 * fixed.wer.value:.1f} %: the same in every utterance, with equal passes and equal "
+        "time."
+    )
 
 
 def test_many_policies_are_compared_with_the_best_fixed_size_in_the_table(result):

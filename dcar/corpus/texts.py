@@ -10,10 +10,11 @@ from functools import cached_property
 
 from dcar.corpus.rows import Utterance
 from dcar.errors import TextError
+from dcar.text.base import SymbolUnits
 from dcar.text.common import check_text
 from dcar.text.language import Language
 from dcar.text.languages import DEFAULT, language_of
-from dcar.text.units import SymbolUnits, default_kind, units_for
+from dcar.text.units import default_kind, units_for
 
 logger = logging.getLogger(__name__)
 

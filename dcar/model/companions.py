@@ -13,8 +13,9 @@ from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
 from dcar.model.base import DecoderConfig
 from dcar.model.load import Shipped, load_decoder_config
 from dcar.sources.shipped import resolve
+from dcar.text.base import TextUnits
 from dcar.text.languages import UNDETERMINED, language_of
-from dcar.text.units import TEXT_TOKENIZER, TextUnits, units_for, units_named
+from dcar.text.units import TEXT_TOKENIZER, units_for, units_named
 from heads.policy import ChunkPolicy
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,9 @@ from dcar.errors import DataError, check_format
 from dcar.prepare.columns import Split, read_columns, scan, write_columns
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, digest_once, file_differences, files_of, gigabytes, writing
+from dcar.text.base import SymbolUnits
 from dcar.text.languages import DEFAULT
-from dcar.text.units import Characters, SymbolUnits, is_phonemes, units_for, units_named
+from dcar.text.units import Characters, is_phonemes, units_for, units_named
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.tracking import write_json
 

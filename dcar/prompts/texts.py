@@ -18,8 +18,9 @@ from dcar.errors import DataError, TextError
 from dcar.prompts.items import PromptItem
 from dcar.sources.shipped import shipped
 from dcar.storage import text_lines
+from dcar.text.base import TextUnits
 from dcar.text.languages import DEFAULT, language_of
-from dcar.text.units import TextUnits, units_for
+from dcar.text.units import units_for
 
 # names of the lists that ship
 LISTS = {"hard": "hard_texts", "short": "short_texts", "thousand": "thousand_texts"}

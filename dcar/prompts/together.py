@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dcar.errors import CheckpointError, DataError
+from dcar.text.base import TextUnits
 from dcar.text.languages import language_of
-from dcar.text.units import TextUnits
 from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.vocoder.base import Vocoder, check_speaks
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcar.errors import TextError
+from dcar.text.base import TextUnits
 from dcar.text.common import MAX_CHARACTERS
 from dcar.text.language import Language
-from dcar.text.units import TextUnits
 
 logger = logging.getLogger(__name__)
 

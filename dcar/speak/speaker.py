@@ -32,8 +32,8 @@ from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_m
 from dcar.speak.phrases import Phrase, note_what_is_not_read, phrases
 from dcar.speak.stream import EVERY, Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice
+from dcar.text.base import TextUnits
 from dcar.text.languages import language_of
-from dcar.text.units import TextUnits
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder

@@ -167,7 +167,7 @@ class Language:
         text = without_invisible(unicodedata.normalize("NFKC", text)).translate(_APOSTROPHES)
         text = _number(self.code).sub(lambda m: f" {_in_words(self.code, m)} ", text)
         if self.code in _SIMPLIFIED:
-            text = _simplifier().convert(text)
+            text = simplifier().convert(text)
         plain = "".join(
             c if unicodedata.category(c)[0] in "LMN" or c in kept else " " for c in text
         ).split()
@@ -257,7 +257,7 @@ def _chinese(digits: str) -> str:
 
 
 @functools.cache
-def _simplifier() -> Any:
+def simplifier() -> Any:
     """Return the converter from traditional to simplified characters, by which both are equal.
     Raises AssetError without OpenCC."""
     try:

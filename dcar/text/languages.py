@@ -11,7 +11,8 @@ DEFAULT = "en"
 """Language of the shipped corpus and models, and of corpora that do not say otherwise."""
 UNDETERMINED = "und"
 """ISO 639's code for a text whose language nobody said: it can be read, but not scored."""
-PHONEMES_BY_GRUUT = tuple("ar ca cs de es fa fr it lb nl pt ru sv sw".split())
+WITH_PHONEMES = tuple("en zh ar ca cs de es fa fr it lb nl pt ru sv sw".split())
+"""Languages that can be read as phonemes: all but English and Mandarin by gruut."""
 
 
 @functools.cache
@@ -35,8 +36,8 @@ def language_of(code: str) -> Language:
         name = Locale.parse(base).english_name
     except (UnknownLocaleError, ValueError, TypeError):
         raise TextError(
-            f"unknown language {asked!r}: give its code of ISO 639, for example zh; en, "
-            f"{', '.join(PHONEMES_BY_GRUUT)} can be read as phonemes, every other language of "
+            f"unknown language {asked!r}: give its code of ISO 639, for example yue; "
+            f"{', '.join(WITH_PHONEMES)} can be read as phonemes, every other language of "
             "Unicode's CLDR (ja, ko, vi, hi, …) as characters or by a language model's own "
             "tokenizer"
         ) from None

@@ -1,9 +1,10 @@
 """Units: what a decoder reads of a text.
 
-`units_for("es")` returns phonemes (English by `dcar.text.english`, fourteen other languages by
-gruut), `Characters` reads any language with an inventory that is collected from a corpus; language
-models bring a tokenizer of their own (`dcar.model.backbones.causal_lm`). Corpora and models carry
-the name of their units, and an inventory that was collected.
+`units_for("es")` returns phonemes (English by `dcar.text.english`, Mandarin by
+`dcar.text.mandarin`, fourteen other languages by gruut), `Characters` reads any language with an
+inventory that is collected from a corpus; language models bring a tokenizer of their own
+(`dcar.model.backbones.causal_lm`). Corpora and models carry the name of their units, and an
+inventory that was collected.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import hashlib
 import json
 import re
 import sqlite3
 import threading
 import unicodedata
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dcar.errors import AssetError, CheckpointError, ConfigError, TextError
 from dcar.sources.packages import packaged_file
+from dcar.text.base import SymbolUnits, closed, digest_of, written
 from dcar.text.common import (
     FIRST,
     PHRASE_MARKS,
@@ -33,61 +33,13 @@ from dcar.text.common import (
     without_invisible,
 )
 from dcar.text.language import Language
-from dcar.text.languages import DEFAULT, PHONEMES_BY_GRUUT, language_of
+from dcar.text.languages import DEFAULT, WITH_PHONEMES, language_of
 
 KINDS = ("phonemes", "characters")
 TEXT_TOKENIZER = "text-tokenizer:"
 """Begins the name of units that are the tokens of a language model."""
 UNITS_FILE = "text_units.json"
 """In the folder of a decoder whose inventory was collected from a corpus."""
-
-
-class TextUnits(ABC):
-    """Function from a text to ids. `name` identifies everything that decides them, and is carried
-    by corpora and models; `size` is the number of ids; `languages` are those that can be read (none:
-    any)."""
-
-    name: str
-    size: int
-    languages: tuple[str, ...] = ()
-
-    @abstractmethod
-    def __call__(self, text: str) -> list[int]:
-        """Return the ids of a text, a fresh list. Raises TextError that says what is wrong."""
-
-    def spoken(self, text: str) -> str:
-        """Return a text as it is read, for example with numbers in words. Raises TextError."""
-        return check_text(text)
-
-    def sentences(self, text: str, language: Language) -> list[str]:
-        """Return the sentences of a text of at most MAX_CHARACTERS, as they are read."""
-        written = self.spoken(text)
-        ends = language.ends(written)
-        cut = [written[a:b].strip() for a, b in zip([0, *ends], ends, strict=False)]
-        return [sentence for sentence in cut if any(c.isalnum() for c in sentence)]
-
-    def length(self, text: str) -> int:
-        """Return about how many phonemes a sentence has, by which long ones are divided."""
-        return sum(3 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-class SymbolUnits(TextUnits):
-    """Units with an inventory of symbols, which begins with FIRST."""
-
-    symbols: tuple[str, ...]
-
-    @property
-    def size(self) -> int:  # type: ignore[override]
-        return len(self.symbols)
-
-    @functools.cached_property
-    def ids(self) -> dict[str, int]:
-        """Mapping of every symbol to its id."""
-        return {symbol: i for i, symbol in enumerate(self.symbols)}
-
-
-def _digest(symbols: Iterable[str]) -> str:
-    return hashlib.sha256("|".join(symbols).encode()).hexdigest()[:8]
 
 
 class EnglishPhonemes(SymbolUnits):
@@ -143,7 +95,7 @@ class GruutPhonemes(SymbolUnits):
             ) from None
         found = _lexicon_symbols(files[0]) | _guessed_symbols(files[1])
         self.symbols = (*FIRST, *sorted(found - set(FIRST)))
-        self.name = f"gruut-{code}-{_digest(self.symbols)}"
+        self.name = f"gruut-{code}-{digest_of(self.symbols)}"
 
     def _processor(self) -> Any:
         if not hasattr(self._own, "processor"):
@@ -207,9 +159,7 @@ def _gruut_ids(units: GruutPhonemes, text: str) -> tuple[int, ...]:
             if phonemes and symbols:
                 symbols.append(WORD_BOUNDARY)
             symbols += phonemes or [word]
-    while symbols[-1] == ",":
-        symbols.pop()
-    symbols += [] if symbols[-1] in PHRASE_MARKS else ["."]
+    symbols = closed(symbols)
     check_units(len(symbols), "phonemes", text)
     if unknown := sorted(set(symbols) - ids.keys()):
         raise TextError(
@@ -246,7 +196,7 @@ class Characters(SymbolUnits):
 
     def __init__(self, symbols: Sequence[str], languages: Sequence[str]) -> None:
         self.symbols, self.languages = tuple(symbols), tuple(languages)
-        self.name = f"characters-{'+'.join(languages)}-{_digest(symbols)}"
+        self.name = f"characters-{'+'.join(languages)}-{digest_of(symbols)}"
 
     def stored(self) -> dict[str, list[str]]:
         """Return what a file keeps of it, the arguments of its class."""
@@ -255,11 +205,11 @@ class Characters(SymbolUnits):
     @classmethod
     def collected(cls, texts: Iterable[str], languages: Sequence[str]) -> Characters:
         """Return the units with all characters of `texts`, sorted."""
-        found = {c for text in texts for c in _written(text, "")}
+        found = {c for text in texts for c in written(text, "")}
         return cls((*FIRST, *sorted((found | {"。"}) - set(FIRST))), sorted(languages))
 
     def spoken(self, text: str) -> str:
-        return _written(check_text(text), language_of(self.languages[0]).full_stop)
+        return written(check_text(text), language_of(self.languages[0]).full_stop)
 
     def __call__(self, text: str) -> list[int]:
         written, ids = self.spoken(text), self.ids
@@ -269,12 +219,6 @@ class Characters(SymbolUnits):
                 "without them"
             )
         return [ids[c] for c in written]
-
-
-def _written(text: str, full_stop: str) -> str:
-    """Return a text with composed accents, single blanks and a mark at its end."""
-    text = " ".join(unicodedata.normalize("NFC", without_invisible(text)).split())
-    return text if not text or unicodedata.category(text[-1])[0] == "P" else text + full_stop
 
 
 def units_for(language: str = DEFAULT) -> SymbolUnits:
@@ -287,10 +231,14 @@ def units_for(language: str = DEFAULT) -> SymbolUnits:
 def _phonemes_of(code: str) -> SymbolUnits:
     if code == "en":
         return EnglishPhonemes()
-    if code not in PHONEMES_BY_GRUUT:
+    if code == "zh":
+        from dcar.text.mandarin import MandarinPhonemes
+
+        return MandarinPhonemes()
+    if code not in WITH_PHONEMES:
         raise ConfigError(
-            f"language={code}: {language_of(code).name} has no phonemes here, only en, "
-            f"{', '.join(PHONEMES_BY_GRUUT)} have; set units=characters, or convert a language "
+            f"language={code}: {language_of(code).name} has no phonemes here, only "
+            f"{', '.join(WITH_PHONEMES)} have; set units=characters, or convert a language "
             "model, which reads text by its own tokenizer"
         )
     return GruutPhonemes(code)
@@ -298,8 +246,7 @@ def _phonemes_of(code: str) -> SymbolUnits:
 
 def default_kind(language: str) -> str:
     """Return the kind of units of a language: phonemes where it has them, else characters."""
-    code = language_of(language).code
-    return "phonemes" if code in ("en", *PHONEMES_BY_GRUUT) else "characters"
+    return "phonemes" if language_of(language).code in WITH_PHONEMES else "characters"
 
 
 def is_phonemes(name: str) -> bool:
@@ -323,7 +270,8 @@ def units_named(name: str, folder: str | Path | None = None) -> SymbolUnits:
                 "again from its origin"
             ) from error
     else:
-        units = units_for(name.split("-")[1] if name.startswith("gruut-") else DEFAULT)
+        others = name.startswith(("gruut-", "pinyin-"))
+        units = units_for(name.split("-")[1] if others else DEFAULT)
     if units.name != name:
         raise CheckpointError(
             f"{folder or 'the model'}: its texts are read as {name}, but this version and the "

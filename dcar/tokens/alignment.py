@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcar.errors import TextError
+from dcar.text.base import SymbolUnits
 from dcar.text.common import FIRST, PHRASE_MARKS, WORD_BOUNDARY
-from dcar.text.units import SymbolUnits
 
 SILENCE = 0  # label of the state before and after the words; no phoneme has the id of padding
 BOUNDARY, *MARKS = map(FIRST.index, (WORD_BOUNDARY, *PHRASE_MARKS))  # between words; for pauses

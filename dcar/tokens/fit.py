@@ -37,8 +37,9 @@ from dcar.corpus.rows import Problem, Utterance, describe, in_turn
 from dcar.corpus.texts import CorpusTexts
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
+from dcar.text.base import SymbolUnits
 from dcar.text.languages import DEFAULT
-from dcar.text.units import Characters, SymbolUnits
+from dcar.text.units import Characters
 from dcar.tokens.alignment import best_path, fit_alignment, phoneme_states, smoothed
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids, of_one_rate

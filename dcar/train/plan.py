@@ -33,7 +33,8 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.companions import text_units
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import PreparedInfo, prepared_info
-from dcar.text.units import TEXT_TOKENIZER, UNITS_FILE, Characters, SymbolUnits
+from dcar.text.base import SymbolUnits
+from dcar.text.units import TEXT_TOKENIZER, UNITS_FILE, Characters
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import write_json
 from dcar.train.checkpoints import config_differences

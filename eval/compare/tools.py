@@ -17,7 +17,8 @@ from dcar.prompts.texts import SPLIT, read_texts, text_list, text_prompts
 from dcar.recognition.base import Recognizer, check_languages
 from dcar.recognition.load import load_recognizer
 from dcar.storage import digest
-from dcar.text.units import Characters, SymbolUnits, TextUnits, units_for
+from dcar.text.base import SymbolUnits, TextUnits
+from dcar.text.units import Characters, units_for
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.codebook import codebook_of
 from dcar.vocoder.base import PromptAudio, Vocoder

@@ -21,8 +21,9 @@ from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_architecture
 from dcar.sources.hub import from_hub
+from dcar.text.base import TextUnits
 from dcar.text.common import check_text
-from dcar.text.units import TEXT_TOKENIZER, TextUnits, units_for
+from dcar.text.units import TEXT_TOKENIZER, units_for
 
 SPEECH = "<|s_{}|>"
 TEXT_START, TEXT_END = "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"

@@ -65,7 +65,7 @@ def test_a_corpus_of_two_languages_has_their_characters(stream, tmp_path, caplog
     lines = [json.loads(line) for line in manifest.read_text().splitlines()]
     lines[0] |= prompt
     manifest.write_text("\n".join(map(json.dumps, lines)))
-    config = dict(corpus="jsonl", language="zh", stream=stream)
+    config = dict(corpus="jsonl", language="zh", units="characters", stream=stream)
     toy_prepare(toy_settings(manifest, tmp_path / "out", **config))
     info, rows = prepared_info(tmp_path / "out"), load_prepared(tmp_path / "out", "train")
     assert info.languages == ("en", "zh") and info.phonemes.startswith("characters-en+zh-")
@@ -88,7 +88,8 @@ def test_characters_that_no_training_text_has_are_named(tmp_path, caplog):
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     rows[-1] |= {"split": "dev", "text": f"{ENGLISH[0]} ẞç"}
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    toy_prepare(toy_settings(manifest, tmp_path / "out", corpus="jsonl", language="zh"))
+    settings = dict(corpus="jsonl", language="zh", units="characters")
+    toy_prepare(toy_settings(manifest, tmp_path / "out", **settings))
     (said,) = [r.getMessage() for r in caplog.records if "no training text" in r.getMessage()]
     assert "the characters ç ẞ, so" in said
 
@@ -103,7 +104,7 @@ def test_rows_in_a_language_that_is_not_read_are_bad(tmp_path):
     assert "the corpus is read as en: set language=zh, or units=characters" in found["u0"]
     assert "unknown language 'klingonish'" in found["u1"] and "is empty" in found["u2"]
     for settings, words in (
-        ({"language": "zh", "units": "phonemes"}, "Chinese has no phonemes here"),
+        ({"language": "ja", "units": "phonemes"}, "Japanese has no phonemes here"),
         ({"units": "letters"}, "units"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -124,7 +125,7 @@ def test_rows_that_look_like_another_language_are_named(stream, tmp_path, caplog
 
 
 def test_seed_tts_eval_in_chinese(tmp_path):
-    """test-zh is a corpus of its characters; hard-zh, which has no recordings, a list of texts."""
+    """test-zh is a corpus of phonemes; hard-zh, which has no recordings, a list of texts."""
     for name in ("prompt-wavs/a.wav", "wavs/a-1.wav", "wavs/a-2.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         sf.write(tmp_path / name, tone(1.5), 24000)
@@ -139,6 +140,7 @@ def test_seed_tts_eval_in_chinese(tmp_path):
     toy_prepare(toy_settings(tmp_path / "meta.lst", tmp_path / "out", **settings))
     info, rows = prepared_info(tmp_path / "out"), load_prepared(tmp_path / "out", "test")
     assert info.languages == ("zh",) and rows["text"] == CHINESE[1:3]
+    assert info.phonemes == units_for("zh").name and rows["text_ids"][0] == info.units("你好吗？")
     assert rows["prompt_text_ids"] == [info.units(CHINESE[0])] * 2
 
     items = make_prompts(Split.of(rows), 25, seed=0, bos=True)
@@ -249,7 +251,8 @@ def test_a_language_model_reads_chinese_from_the_corpus_to_the_comparison(tmp_pa
     with pytest.raises(Exception, match="is a mark of the model"):
         units("你好<|end|>")
 
-    toy_prepare(toy_settings(write_mixed(tmp_path), tmp_path / "p", corpus="jsonl", language="zh"))
+    settings = dict(corpus="jsonl", language="zh", units="characters")
+    toy_prepare(toy_settings(write_mixed(tmp_path), tmp_path / "p", **settings))
     retokenize(RetokenizeConfig(str(tmp_path / "p"), str(host), str(data)))
     rows = load_prepared(data, "train")
     assert rows[0]["text_ids"] == units(CHINESE[0]) and rows["language"][-1] == "en"

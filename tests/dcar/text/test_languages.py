@@ -1,7 +1,9 @@
 """Languages: error units and normalisers, places to cut, units, and what is of another language."""
 
+import pickle
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from dcar.errors import AssetError, CheckpointError, ConfigError, TextError
 from dcar.speak.phrases import phrases
 from dcar.text.languages import error_rate_of, language_of
+from dcar.text.mandarin import MandarinPhonemes, initial_and_final
 from dcar.text.units import Characters, default_kind, units_for, units_named
 from dcar.text.wer import character_errors, word_costs, word_errors
 
@@ -132,14 +135,13 @@ def test_characters_are_those_of_the_corpus_and_refuse_others(tmp_path):
 
 
 def test_default_units_and_missing_packages(monkeypatch):
-    assert [default_kind(code) for code in ("en", "it", "zh", "hi")] == [
-        "phonemes",
-        "phonemes",
-        "characters",
-        "characters",
-    ]
-    with pytest.raises(ConfigError, match=r"Chinese has no phonemes here.*units=characters"):
-        units_for("zh")
+    kinds = [default_kind(code) for code in ("en", "it", "zh", "yue", "hi")]
+    assert kinds == ["phonemes"] * 3 + ["characters"] * 2
+    with pytest.raises(ConfigError, match=r"Japanese has no phonemes here.*units=characters"):
+        units_for("ja")
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    with pytest.raises(AssetError, match=r"wetext.*pip install '.*\[zh\]'.*units=characters"):
+        MandarinPhonemes()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(AssetError, match=r"pip install 'gruut\[sv\]'.*units=characters"):
         units_for("sv")
@@ -159,6 +161,64 @@ def test_italian_phonemes_numbers_and_marks():
         units("…")
     with pytest.raises(CheckpointError, match="prepare or train it again"):
         units_named("gruut-it-00000000")
+
+
+# text, as it is read, its syllables with tones
+MANDARIN = [
+    ("2024年有366天", "二零二四年有三百六十六天。", "er4 ling2 er4 si4 nian2 iou3 san1 bai3 liou4 shi2 liou4 tian1 ."),
+    ("你好，世界！", "你好，世界！", "ni3 hao3 , shi4 jie4 !"),  # no third tone becomes a second
+    ("行长 在重庆 长大", "行长在重庆长大。", "hang2 zhang3 zai4 chong2 qing4 zhang3 da4 ."),
+    ("行長在銀行工作", "行長在銀行工作。", "hang2 zhang3 zai4 in2 hang2 gong1 zuo4 ."),  # phrases are simplified
+    ("嗯，花儿呢？！", "嗯，花儿呢？！", "n2 , hua1 er2 ne5 ?"),
+    ("吃葡萄的女儿…", "吃葡萄的女儿…", "chi1 pu2 tao2 de5 nv3 er2 ."),
+    ("我在Google，涨了3.5%", "我在Google，涨了百分之三点五。", "uo3 zai4 GOOGLE, zhang3 le5 bai3 fen1 zhi1 san1 dian3 u3 ."),
+    ("ＡＢＣ１２个", "ABC十二个。", "ABC shi2 er4 ge4 ."),
+    ("Café de 花", "Café de 花。", "CAFE DE hua1 ."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "spoken", "syllables"), MANDARIN)
+def test_mandarin_phonemes(text, spoken, syllables):
+    units = units_for("zh")
+    assert units.spoken(text) == spoken == units.spoken(spoken)
+    read = "".join(units.symbols[i] for i in units(text))
+    expected = re.sub(r"(?<=[0-9]) (?=[a-z.,?!])|(?<=,) | (?=[.?!,])", "", syllables)
+    assert read == expected and units(spoken) == units(text)
+
+
+def test_every_reading_of_pypinyin_is_in_the_inventory():
+    from pypinyin.constants import PINYIN_DICT
+    from pypinyin.contrib.tone_convert import tone_to_tone3
+
+    units = units_for("zh")
+    syllables = {
+        tone_to_tone3(syllable, neutral_tone_with_five=True)
+        for syllables in PINYIN_DICT.values()
+        for syllable in syllables.split(",")
+    }
+    assert len(syllables) > 1300
+    symbols = {symbol for s in syllables for symbol in initial_and_final(s)}
+    assert symbols <= units.ids.keys() and len(units.ids) == units.size
+    for syllable in syllables:
+        assert "".join(initial_and_final(syllable))[-1] in "12345"
+
+
+def test_what_mandarin_phonemes_refuse_and_keep():
+    units, chinese = units_for("zh"), language_of("zh")
+    for text, message in (
+        ("かな", "か.*な.*not read in Mandarin"),
+        ("𠮷好", "no reading of '𠮷'"),
+        ("。！", "no word that can be pronounced in Mandarin"),
+        ("好" * 600, "1201 phonemes, the limit is 1000"),
+    ):
+        with pytest.raises(TextError, match=message):
+            units(text)
+    text = "今天天气很好。我们去公园吧！2只猫"
+    assert units.sentences(text, chinese) == ["今天天气很好。", "我们去公园吧！", "两只猫。"]
+    assert pickle.loads(pickle.dumps(units))(text) == units(text)
+    assert units_named(units.name) is units
+    with pytest.raises(CheckpointError, match="prepare or train it again"):
+        units_named("pinyin-zh-00000000")
 
 
 def test_no_module_outside_the_front_end_names_english():

@@ -32,8 +32,8 @@ from dcar.errors import ConfigError, DataError, ProcessError
 from dcar.methods import Entry, make_methods
 from dcar.prompts.texts import read_texts, text_prompts
 from dcar.recognition.load import load_recognizer
+from dcar.text.base import TextUnits
 from dcar.text.bootstrap import FEWEST_UTTERANCES
-from dcar.text.units import TextUnits
 from eval.compare.config import CompareConfig
 from eval.compare.maker import Maker
 from eval.compare.plan import BatchJob, choose_items

@@ -247,6 +247,13 @@ def _stdout_is_closed() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
 
 
+def is_of_others(error: RuntimeError, processes: int) -> bool:
+    """Return whether an error says that another process of the launch has ended, did not answer or
+    never arrived."""
+    of_backend = getattr(sys.modules.get("torch.distributed"), "DistBackendError", ())
+    return processes > 1 and (isinstance(error, of_backend) or bool(GONE.search(str(error))))
+
+
 @contextlib.contextmanager
 def meeting_others() -> Iterator[None]:
     """Convert errors of the block to ProcessError if they say that another process of the launch
@@ -255,7 +262,7 @@ def meeting_others() -> Iterator[None]:
         yield
     except RuntimeError as error:
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        if world == 1 or not GONE.search(str(error)):
+        if not is_of_others(error, world):
             raise
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ProcessError(

@@ -9,7 +9,6 @@ errors on them is refused.
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, RewardError
 from dcar.progress import Progress
 from dcar.prompts.items import PromptItem
-from dcar.recognition.base import Recognizer, by_language, in_language, transcripts
+from dcar.recognition.base import Recognizer, by_language, transcripts, unknown_characters
 from dcar.recognition.ctc import Alignment
 from dcar.text.languages import normalizers_of
 from dcar.text.wer import WordErrors, corpus_wer, word_errors
@@ -178,23 +177,9 @@ def check_reads(recognizer: Any, items: Sequence[PromptItem], needed: bool) -> N
     """Raise ConfigError if a recogniser does not transcribe the language of a prompt. Log the
     characters of the texts that it does not know, which its transcripts never have; raise
     RewardError if they are `needed`, for likelihoods and alignments."""
-    unknown: Counter[str] = Counter()
-    texts = 0
-    for language in sorted({item.language for item in items}):
-        own = in_language(recognizer, language)
-        if not hasattr(own, "unknown"):
-            continue
-        for item in items:
-            if item.language == language and (strange := own.unknown(item.text)):
-                unknown.update(strange)
-                texts += 1
-    if not unknown:
+    problem = unknown_characters(recognizer, [(item.language, item.text) for item in items])
+    if not problem:
         return
-    named = " ".join(c for c, _ in unknown.most_common(20))
-    problem = (
-        f"recogniser {recognizer.name} does not know {len(unknown)} characters of {texts} of "
-        f"{len(items)} texts ({named})"
-    )
     if needed:
         raise RewardError(
             f"{problem}, so they have no likelihood; use a recogniser with this alphabet, or "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 from copy import copy
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -77,10 +78,24 @@ def by_language(
     return [answers[i] for i in range(len(languages))]
 
 
-def check_languages(recognizer: Any, languages: Iterable[str]) -> None:
-    """Raise ConfigError if a recogniser does not transcribe one of these languages."""
-    for language in sorted(languages):
-        in_language(recognizer, language)
+def unknown_characters(recognizer: Any, texts: Sequence[tuple[str, str]]) -> str:
+    """Return a sentence on the characters that a recogniser does not know, which its transcripts
+    never have; "" if it knows all, or has no alphabet. texts: the language of each, and its words.
+    Raises ConfigError for a language that it does not transcribe."""
+    unknown: Counter[str] = Counter()
+    count = 0
+    for language in sorted({language for language, _ in texts}):
+        own = in_language(recognizer, language)
+        for of, text in texts:
+            if of == language and hasattr(own, "unknown") and (strange := own.unknown(text)):
+                unknown.update(strange)
+                count += 1
+    if not unknown:
+        return ""
+    return (
+        f"recogniser {recognizer.name} does not know {len(unknown)} characters of {count} of "
+        f"{len(texts)} texts ({' '.join(c for c, _ in unknown.most_common(20))})"
+    )
 
 
 class InLanguage:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
@@ -38,7 +37,7 @@ from transformers import (
 
 from dcar.config.resume import START_AGAIN, changed_settings, check_data
 from dcar.errors import CheckpointError, DCARError, ProcessError, StoppedError, TrainingError
-from dcar.process import GONE, INTERRUPTED, REQUEUE
+from dcar.process import INTERRUPTED, REQUEUE, is_of_others
 from dcar.storage import read_manifest, writing
 from dcar.train.callbacks import JsonlLog, ShownProgress
 from dcar.train.checkpoints import (
@@ -445,9 +444,7 @@ class ResilientTrainer(Trainer):
         except RuntimeError as error:
             if "not enough memory" in str(error) or "can't allocate memory" in str(error):
                 raise TrainingError(self._out_of_memory(error)) from error
-            if self.args.world_size > 1 and (
-                isinstance(error, dist.DistBackendError) or GONE.search(str(error))
-            ):
+            if is_of_others(error, self.args.world_size):
                 raise ProcessError(
                     f"process {self.args.process_index} of {self.args.world_size}, while "
                     f"{self._doing}: another process has ended, or did not answer within "

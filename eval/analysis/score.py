@@ -38,7 +38,7 @@ from dcar.corpus.rows import READ, BadRow, file_stamp, first_file, stretch_of
 from dcar.errors import AudioError, ConfigError, DataError, TextError
 from dcar.process import FAILED, claimed, own_device
 from dcar.progress import Progress
-from dcar.recognition.base import Recognizer, check_languages, transcripts
+from dcar.recognition.base import Recognizer, transcripts, unknown_characters
 from dcar.recognition.load import load_recognizer
 from dcar.storage import append_lines, digest_of, finish_last_line, json_lines, write_text
 from dcar.text.bootstrap import corpus_interval
@@ -256,8 +256,11 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
     languages = {item.language for item in items}
+    texts = [(item.language, item.text) for item in items]
     for recognizer in recognizers.values():
-        check_languages(recognizer, languages)  # refused now, not after the first files
+        # another language is refused now, not after the first files
+        if unread := unknown_characters(recognizer, texts):
+            logger.warning("%s: they count as errors", unread)
     rate_name = error_rate_of(languages).lower()
     measures = [*(r.name for r in recognizers.values()), *scorers]
     keys = [digest_of([measures, *item.version]) for item in items]

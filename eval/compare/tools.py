@@ -1,10 +1,12 @@
 """Models, data and scorers of a comparison."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
 
 from dcar.methods import Models, load_models
 from dcar.model.companions import language_for, text_units
@@ -14,7 +16,7 @@ from dcar.prompts.chooser import PromptChooser, with_prompts
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
 from dcar.prompts.texts import SPLIT, read_texts, text_list, text_prompts
-from dcar.recognition.base import Recognizer, check_languages
+from dcar.recognition.base import Recognizer, unknown_characters
 from dcar.recognition.load import load_recognizer
 from dcar.storage import digest
 from dcar.text.base import SymbolUnits, TextUnits
@@ -27,6 +29,8 @@ from eval.compare.config import CompareConfig
 from eval.compare.plan import choose_items
 from eval.results.training import training_note
 from eval.scorers.load import Scorer, load_scorers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -124,8 +128,10 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     recognizer = load_recognizer(config.recognizer, device=device)
-    # refused now, not after the first method
-    check_languages(recognizer, {item.language for item in every_item})
+    # another language is refused now, not after the first method
+    texts = sorted({(item.language, item.text) for item in every_item})
+    if (unread := unknown_characters(recognizer, texts)) and PartialState().is_main_process:
+        logger.warning("%s: they count as errors of every method", unread)
     several = len(config.prompt_seeds) * len(config.seeds) > 1
     codes = models.decoder.config.speech_vocab_size
     return Tools(

@@ -2,7 +2,9 @@
 read at a start."""
 
 import hashlib
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -218,6 +220,21 @@ def test_part_of_a_list_keeps_its_prompts(many):
     whole = load_tools(replace(config, texts=["short"]), "cpu")
     assert len(few.items) == 4 and len(few.sets["short"][0]) == 10
     assert all(item in whole.items for item in few.sets["short"][0])
+
+
+def test_characters_that_a_recogniser_does_not_know_are_named(
+    many, without_models, monkeypatch, caplog
+):
+    judge = SimpleNamespace(name="judge", unknown=lambda text: set(text) & set("aeiou"))
+    monkeypatch.setattr("eval.compare.tools.load_recognizer", lambda *args, **kwargs: judge)
+    items = load_tools(
+        CompareConfig(data=many, split="train", decoder="starter", limit=4), "cpu"
+    ).items
+    texts = {item.text for item in items}
+    strange = {text for text in texts if judge.unknown(text)}
+    said = rf"judge does not know \d characters of {len(strange)} of {len(texts)} texts \((. )*.\)"
+    (message,) = [m for m in caplog.messages if "does not know" in m]
+    assert strange and re.search(said, message) and "errors of every method" in message
 
 
 def test_a_recording_is_read_from_the_path_in_its_row(many, read, monkeypatch):

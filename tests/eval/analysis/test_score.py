@@ -45,6 +45,17 @@ def folder(tmp_path, monkeypatch) -> Path:
     return out
 
 
+def test_characters_that_a_recogniser_does_not_know_are_named(folder, monkeypatch, caplog):
+    monkeypatch.setattr(
+        Listener, "unknown", lambda self, text: set(text) & set("hxy"), raising=False
+    )
+    list(run(ScoreConfig(audio=str(folder), recognizers=["one"], scorers=[])))
+    said = (
+        "recogniser listener does not know 1 characters of 2 of 2 texts (h): they count as errors"
+    )
+    assert caplog.messages.count(said) == 1
+
+
 def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys):
     main(
         [

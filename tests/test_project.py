@@ -128,6 +128,7 @@ CONSTRAINTS = dict(
 NOT_REQUIRED = {
     "cosyvoice": "a tokenizer and vocoder that a user has",
     "hibari": "launch/starter/make_corpus.py, which makes the shipped corpus",
+    "misaki": "launch/starter/make_corpus.py, for a corpus in Mandarin",
     "resemblyzer": "launch/requirements-models.txt",
     "s3tokenizer": "a tokenizer that a user has",
     "speechtokenizer": "a tokenizer that a user has",

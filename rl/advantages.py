@@ -79,7 +79,7 @@ class AdvantageEstimator:
         # 2. by decision [M] of each rollout, from the costs at the places after it
         weighted = zip(self.rewards, self.weights, strict=True)
         locating = [(reward, weight) for reward, weight in weighted if locates(reward)]
-        located = [
+        located = [  # on the host, once an update: alignments and transcripts are there
             [] if failed else located_costs(record, locating)
             for record, failed in zip(records, totals.isnan().tolist(), strict=True)
         ]

@@ -82,19 +82,17 @@ def unknown_characters(recognizer: Any, texts: Sequence[tuple[str, str]]) -> str
     """Return a sentence on the characters that a recogniser does not know, which its transcripts
     never have; "" if it knows all, or has no alphabet. texts: the language of each, and its words.
     Raises ConfigError for a language that it does not transcribe."""
-    unknown: Counter[str] = Counter()
-    count = 0
-    for language in sorted({language for language, _ in texts}):
-        own = in_language(recognizer, language)
-        for of, text in texts:
-            if of == language and hasattr(own, "unknown") and (strange := own.unknown(text)):
-                unknown.update(strange)
-                count += 1
-    if not unknown:
+
+    def ask(own: Any, rows: list[int]) -> list[set[str]]:
+        return [own.unknown(texts[i][1]) if hasattr(own, "unknown") else set() for i in rows]
+
+    by_text = [*filter(None, by_language(recognizer, [language for language, _ in texts], ask))]
+    if not by_text:
         return ""
+    counts = Counter(c for unknown in by_text for c in unknown)
     return (
-        f"recogniser {recognizer.name} does not know {len(unknown)} characters of {count} of "
-        f"{len(texts)} texts ({' '.join(c for c, _ in unknown.most_common(20))})"
+        f"recogniser {recognizer.name} does not know {len(counts)} characters of {len(by_text)} of "
+        f"{len(texts)} texts ({' '.join(c for c, _ in counts.most_common(20))})"
     )
 
 

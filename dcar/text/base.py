@@ -56,7 +56,7 @@ class SymbolUnits(TextUnits):
         return {symbol: i for i, symbol in enumerate(self.symbols)}
 
 
-def digest_of(symbols: Iterable[str]) -> str:
+def inventory_digest(symbols: Iterable[str]) -> str:
     """Return the part of a name that says which symbols there are."""
     return hashlib.sha256("|".join(symbols).encode()).hexdigest()[:8]
 

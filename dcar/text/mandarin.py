@@ -10,11 +10,10 @@ import functools
 import re
 import threading
 import unicodedata
-from typing import Any
 
 from dcar.errors import AssetError, TextError
 from dcar.sources.packages import pip_extra
-from dcar.text.base import SymbolUnits, closed, digest_of, written
+from dcar.text.base import SymbolUnits, closed, inventory_digest, written
 from dcar.text.common import FIRST, WORD_BOUNDARY, check_text, check_units, without_invisible
 from dcar.text.language import simplifier
 
@@ -52,11 +51,8 @@ class MandarinPhonemes(SymbolUnits):
             ) from None
         finals = (f"{final}{tone}" for final in FINALS for tone in range(1, 6))
         self.symbols = (*FIRST, *INITIALS, *finals, *LETTERS)
-        self.name = f"pinyin-zh-{digest_of(self.symbols)}"
+        self.name = f"pinyin-zh-{inventory_digest(self.symbols)}"
         self._normalizer = Normalizer(lang="zh", operator="tn")
-
-    def __reduce__(self) -> Any:
-        return MandarinPhonemes, ()
 
     def spoken(self, text: str) -> str:
         text = unicodedata.normalize("NFC", without_invisible(check_text(text)))

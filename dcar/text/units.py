@@ -23,7 +23,7 @@ from typing import Any
 
 from dcar.errors import AssetError, CheckpointError, ConfigError, TextError
 from dcar.sources.packages import packaged_file
-from dcar.text.base import SymbolUnits, closed, digest_of, written
+from dcar.text.base import SymbolUnits, closed, inventory_digest, written
 from dcar.text.common import (
     FIRST,
     PHRASE_MARKS,
@@ -95,7 +95,7 @@ class GruutPhonemes(SymbolUnits):
             ) from None
         found = _lexicon_symbols(files[0]) | _guessed_symbols(files[1])
         self.symbols = (*FIRST, *sorted(found - set(FIRST)))
-        self.name = f"gruut-{code}-{digest_of(self.symbols)}"
+        self.name = f"gruut-{code}-{inventory_digest(self.symbols)}"
 
     def _processor(self) -> Any:
         if not hasattr(self._own, "processor"):
@@ -196,7 +196,7 @@ class Characters(SymbolUnits):
 
     def __init__(self, symbols: Sequence[str], languages: Sequence[str]) -> None:
         self.symbols, self.languages = tuple(symbols), tuple(languages)
-        self.name = f"characters-{'+'.join(languages)}-{digest_of(symbols)}"
+        self.name = f"characters-{'+'.join(languages)}-{inventory_digest(symbols)}"
 
     def stored(self) -> dict[str, list[str]]:
         """Return what a file keeps of it, the arguments of its class."""

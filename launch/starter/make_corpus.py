@@ -38,6 +38,7 @@ to use the corpus.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -185,6 +186,14 @@ def english_phonemes() -> Callable[[str], str]:
     return lambda text: "".join(speaker.phonemize(text))
 
 
+def mandarin_phonemes() -> Callable[[str], str]:
+    """Return a function from a text to its phonemes by misaki, on which Kokoro was trained."""
+    from misaki.zh import ZHG2P
+
+    reader = ZHG2P()
+    return lambda text: reader(text)[0]
+
+
 def phonemiser(
     phonemes_of: Callable[[str], str], vocabulary: str = ""
 ) -> Callable[[str], dict[str, Any]]:
@@ -287,12 +296,8 @@ def add(c: CorpusConfig) -> None:
 def foreign(c: CorpusConfig) -> None:
     """Plan a corpus in another language: every sentence in `each` voices. Sentences for dev and
     test are in no other split; their voices are."""
-    if c.language == "zh":
-        from misaki.zh import ZHG2P  # what Kokoro was trained on
-
-        phonemise = phonemiser(lambda text: ZHG2P()(text)[0], c.vocabulary)
-    else:
-        phonemise = phonemiser(lambda text: espeak_phonemes(text, c.language), c.vocabulary)
+    by_espeak = functools.partial(espeak_phonemes, language=c.language)
+    phonemise = phonemiser(mandarin_phonemes() if c.language == "zh" else by_espeak, c.vocabulary)
     lines = lines_of(c.sentences)
     random.Random(20261129).shuffle(lines)
     splits = ["test"] * FOREIGN_TEST + ["dev"] * FOREIGN_DEV

@@ -215,7 +215,7 @@ def test_what_mandarin_phonemes_refuse_and_keep():
             units(text)
     text = "今天天气很好。我们去公园吧！2只猫"
     assert units.sentences(text, chinese) == ["今天天气很好。", "我们去公园吧！", "两只猫。"]
-    assert pickle.loads(pickle.dumps(units))(text) == units(text)
+    assert pickle.loads(pickle.dumps(units))(text) == units(text)  # as workers get them
     assert units_named(units.name) is units
     with pytest.raises(CheckpointError, match="prepare or train it again"):
         units_named("pinyin-zh-00000000")

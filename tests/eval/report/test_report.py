@@ -217,7 +217,7 @@ def test_the_verdict_says_method_minus_baseline(folder, result, parse):
 
 
 def test_a_policy_that_decodes_as_a_fixed_size_is_the_same(result):
-    """As one that always chooses one size."""
+    """A policy that always chooses one size does so."""
     rows = {row.method: row for row in result.first.spoken}
     fixed, errors, words = rows["car-2"], [1, 0, 2] * 10, [9, 8, 7] * 10
     test = replace(paired_test(errors, words, errors, words), baseline="car-2")
